@@ -1,0 +1,112 @@
+"""The memory that one launch on a CPU may touch, and the error when it touches anything else.
+
+Both ways of running a kernel without a GPU (Triton's interpreter, CUDA C++ compiled for the host) check every access
+against the buffers of the launch before it happens. A buffer is an array argument, or an array that a pointer table
+argument points to.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One array of a launch: addresses in bytes, `shape` and `strides` (bytes, none negative) of the view."""
+
+    name: str
+    start: int
+    stop: int
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def index(self, address: int) -> int:
+        """Offset of `address` from the view's first element, in elements (floor; negative when before it)."""
+        return (address - self.start) // self.itemsize
+
+
+class MemoryFault(RuntimeError):
+    """A kernel was about to access memory outside every buffer of its launch; the access did not happen.
+
+    `buffer` is the nearest buffer (or None), `index` the element offset from its first element, `kind` one of
+    "load", "store", "atomic", `program` the program or block id, `thread` the CUDA thread (None for Triton).
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        kind: str,
+        address: int,
+        size: int,
+        buffer: Buffer | None,
+        program: tuple[int, int, int],
+        thread: tuple[int, int, int] | None = None,
+        detail: str = "",
+    ) -> None:
+        self.kernel, self.kind, self.address, self.size = kernel, kind, address, size
+        self.buffer, self.program, self.thread = buffer, program, thread
+        self.index = None if buffer is None else buffer.index(address)
+        where = f"program {program}" + ("" if thread is None else f", thread {thread}")
+        if buffer is None:
+            what = f"address {address:#x}, near no buffer of the launch"
+        else:
+            count = (buffer.stop - buffer.start) // buffer.itemsize
+            what = f"buffer {buffer.name!r} at element {self.index} of {count}"
+        super().__init__(f"{kernel}: out-of-bounds {kind} of {size} bytes, {what}, by {where}{detail}")
+
+
+class PointerTable(np.ndarray):
+    """int64 host array of addresses; `targets` are the arrays they point to (kept alive, and live in a launch)."""
+
+    targets: tuple[Any, ...] = ()
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.targets = getattr(other, "targets", ())
+
+
+def host_pointer_table(arrays: Sequence[np.ndarray]) -> PointerTable:
+    """int64 [len(arrays)]: the address of each host array, for a kernel that walks many arrays in one launch."""
+    table = np.array([array.ctypes.data for array in arrays], dtype=np.int64).view(PointerTable)
+    table.targets = tuple(arrays)
+    return table
+
+
+def torch_pointer_table(tensors: Sequence[Any]) -> Any:
+    """The same as an int64 torch tensor on the tensors' device, its `targets` attribute set likewise."""
+    import torch
+
+    table = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=tensors[0].device)
+    table.targets = tuple(tensors)  # type: ignore[attr-defined]  # a torch tensor takes attributes
+    return table
+
+
+def buffers_of(name: str, array: Any) -> Iterable[Buffer]:
+    """The buffers that argument `array` (NumPy array or torch CPU tensor) brings to a launch, its targets included."""
+    yield _buffer(name, array)
+    for i, target in enumerate(getattr(array, "targets", ())):
+        yield _buffer(f"{name}[{i}]", target)
+
+
+def _buffer(name: str, array: Any) -> Buffer:
+    if isinstance(array, np.ndarray):
+        itemsize, start, strides = array.itemsize, array.ctypes.data, array.strides
+    else:
+        itemsize, start = array.element_size(), array.data_ptr()
+        strides = tuple(s * itemsize for s in array.stride())
+    shape = tuple(array.shape)
+    empty = any(n == 0 for n in shape)
+    span = 0 if empty else itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return Buffer(name, start, start + span, itemsize, shape, strides)
+
+
+def nearest_buffer(buffers: Sequence[Buffer], address: int) -> Buffer | None:
+    """The buffer whose range lies closest to `address`; None when there is none within 1 GiB."""
+
+    def distance(b: Buffer) -> int:
+        return max(b.start - address, address - b.stop + 1, 0)
+
+    best = min(buffers, key=distance, default=None)
+    return best if best is not None and distance(best) <= 1 << 30 else None

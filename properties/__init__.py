@@ -1,0 +1,1 @@
+"""Claims about any provider: strategies, contracts and the pytest plugin that runs them."""
