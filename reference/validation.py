@@ -1,0 +1,52 @@
+"""Checks at the door: a ValueError that names the argument, the rule and the value."""
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+
+def require(condition: object, argument: str, rule: str, value: object) -> None:
+    """Raise ValueError `argument must rule, got value` unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{argument} must {rule}, got {value!r}")
+
+
+def require_array(
+    argument: str,
+    array: Any,
+    *,
+    dtypes: Collection[np.dtype[Any]] | None = None,
+    ndim: int | None = None,
+    shape: tuple[int | None, ...] | None = None,
+) -> None:
+    """Require a NumPy array of one of `dtypes`, of `ndim` dimensions and of `shape` (None = any length)."""
+    require(isinstance(array, np.ndarray), argument, "be a NumPy array", type(array).__name__)
+    if dtypes is not None:
+        require(array.dtype in dtypes, argument, f"have dtype {' or '.join(str(d) for d in dtypes)}", str(array.dtype))
+    if ndim is not None:
+        require(array.ndim == ndim, argument, f"have {ndim} dimensions", array.shape)
+    if shape is not None:
+        fits = array.ndim == len(shape) and all(w is None or n == w for n, w in zip(array.shape, shape, strict=False))
+        require(fits, argument, f"have shape [{', '.join('any' if w is None else str(w) for w in shape)}]", array.shape)
+    require(all(s >= 0 for s in array.strides), argument, "have no negative stride", array.strides)
+    require(array.flags.aligned, argument, "be aligned to its item size", array.ctypes.data)
+
+
+def require_all(argument: str, array: np.ndarray[Any, Any], ok: np.ndarray[Any, Any], rule: str) -> None:
+    """Require `ok` everywhere; the error shows the first offending element and its index."""
+    if not ok.all():
+        where = tuple(int(i) for i in np.argwhere(~ok)[0])
+        raise ValueError(f"{argument} must {rule}, got {array[where]!r} at index {list(where)}")
+
+
+def require_finite(argument: str, value: Any) -> None:
+    """Require every element (or the scalar) to be finite."""
+    array = np.asarray(value)
+    require_all(argument, array, np.isfinite(array.astype(np.float64)), "be finite")
+
+
+def require_int(argument: str, value: Any, *, low: int) -> None:
+    """Require a Python or NumPy integer (no bool) of at least `low`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(whole and value >= low, argument, f"be an integer >= {low}", value)
