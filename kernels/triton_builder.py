@@ -1,0 +1,219 @@
+"""Triton's interpreter, computing what the GPU computes.
+
+The interpreter runs each `tl` operation through an `InterpreterBuilder` on NumPy arrays. It keeps bfloat16 and float8 as
+raw codes and computes with the codes; `Builder` decodes them first, rounds results as the GPU does, and reports every
+access to `memory` before it happens. Importing this module needs Triton; `triton_interpreter.activate()` does so.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+from pagebench.kernels import triton_numerics as numerics
+from pagebench.kernels.triton_memory import LiveBuffers
+from pagebench.kernels.triton_numerics import RAW_FORMATS
+
+Handle = interpreter.TensorHandle
+_native = interpreter._interpreter
+_np_dtype_uncached = interpreter._get_np_dtype
+_np_dtypes: dict[str, np.dtype] = {}
+
+
+def np_dtype(dtype: Any) -> np.dtype:
+    """The dtype of the array that stands for Triton's `dtype`; the interpreter's own rule, remembered."""
+    name = dtype.scalar.name
+    found = _np_dtypes.get(name)
+    if found is None:
+        found = _np_dtypes[name] = _np_dtype_uncached(dtype.scalar)
+    return found
+
+
+def values(handle: Handle) -> np.ndarray:
+    """What the handle holds as numbers: float32 where it holds raw codes."""
+    name = handle.dtype.scalar.name
+    return numerics.decode(handle.data, name) if name in RAW_FORMATS else handle.data
+
+
+def handle_of(array: np.ndarray, dtype: Any) -> Handle:
+    """A handle of Triton's `dtype` holding the numbers `array`, rounded to it once."""
+    if array.dtype == np.bool_:
+        return Handle(array, tl.int1)
+    if dtype.name in RAW_FORMATS:
+        return Handle(numerics.encode(array, dtype.name), dtype)
+    wanted = np_dtype(dtype)
+    return Handle(array if array.dtype == wanted else array.astype(wanted), dtype)
+
+
+def convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+    """Codes of `target` for the codes `data` of `source` (both Triton float types), rounded once."""
+    known = (*RAW_FORMATS, "fp16", "fp32", "fp64")
+    if source.name not in known or target.name not in known:
+        return _convert_float_uncorrected(data, source, target, rounding)
+    numbers = numerics.decode(data, source.name) if source.name in RAW_FORMATS else data.view(np_dtype(source))
+    toward_zero = rounding == interpreter._ir.ROUNDING_MODE.RTZ
+    if target.name in RAW_FORMATS or (toward_zero and target.name == "fp16"):
+        return numerics.encode(numbers, target.name, toward_zero)
+    return numbers.astype(np_dtype(target))
+
+
+_convert_float_uncorrected = interpreter._convert_float
+
+
+class Builder(interpreter.InterpreterBuilder):
+    """Every operation on numbers, not codes. `memory` holds the buffers of the launch that is running."""
+
+    memory: LiveBuffers = LiveBuffers("", ())
+    grid_idx: tuple[int, int, int] | None = None
+
+    def cast_impl(self, src: Handle, dst_type: Any) -> Handle:
+        source, target = src.dtype.scalar, dst_type.scalar
+        if source.is_floating() and target.is_floating():
+            return Handle(convert_float(src.data, source, target, None), target)
+        if source.is_floating() and target.is_int() and target.name != "int1":
+            return Handle(numerics.to_integer(values(src), np_dtype(target)), target)
+        if target.name in RAW_FORMATS:
+            return handle_of(src.data.astype(np.float64), target)
+        return Handle(src.data.astype(np_dtype(target)), target)
+
+    def create_fp_to_fp(self, src: Handle, dst_type: Any, rounding_mode: Any) -> Handle:
+        target = dst_type.scalar
+        return Handle(convert_float(src.data, src.dtype.scalar, target, rounding_mode).view(np_dtype(target)), target)
+
+    def binary_op(self, lhs: Handle, rhs: Handle, op: Callable[..., Any]) -> Handle:
+        if lhs.data.dtype == np.bool_:
+            return super().binary_op(lhs, rhs, op)
+        return handle_of(op(values(lhs), values(rhs)), lhs.dtype.scalar)
+
+    def unary_op(self, arg: Handle, op: Callable[..., Any]) -> Handle:
+        return handle_of(op(values(arg)), arg.dtype.scalar)
+
+    def create_clampf(self, arg: Handle, lo: Handle, hi: Handle, propagate_nans: Any) -> Handle:
+        if propagate_nans == interpreter._ir.PROPAGATE_NAN.NONE:
+            clamped = np.fmin(np.fmax(values(arg), values(lo)), values(hi))
+        else:
+            clamped = np.clip(values(arg), values(lo), values(hi))
+        return handle_of(clamped, arg.dtype.scalar)
+
+    def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
+        if z.dtype.scalar.name not in RAW_FORMATS:
+            return super().create_fma(x, y, z)
+        product = values(x).astype(np.float64) * values(y)  # 16 bits: exact
+        return handle_of(product + values(z), z.dtype.scalar)
+
+    def create_dot(self, a: Handle, b: Handle, d: Handle, input_precision: Any, max_num_imprecise_acc: Any) -> Handle:
+        if a.dtype.scalar.is_int() or a.dtype.scalar.name == "fp64":
+            return super().create_dot(a, b, d, input_precision, max_num_imprecise_acc)
+        left, right = values(a).astype(np.float32, copy=False), values(b).astype(np.float32, copy=False)
+        if a.dtype.scalar.name == "fp32" and input_precision == interpreter._ir.INPUT_PRECISION.TF32:
+            left, right = numerics.to_tensorfloat32(left), numerics.to_tensorfloat32(right)
+        return handle_of(np.matmul(left, right) + d.data, d.dtype.scalar)
+
+    def create_load(self, ptr: Handle, cache_policy: Any, is_volatile: bool) -> Handle:
+        return self._load(ptr, None, None)
+
+    def create_masked_load(
+        self, ptrs: Handle, mask: Handle, other: Handle | None, cache_policy: Any, is_volatile: bool, *_: Any
+    ) -> Handle:
+        return self._load(ptrs, mask.data, other)
+
+    def _load(self, ptrs: Handle, mask: np.ndarray | None, other: Handle | None) -> Handle:
+        element = ptrs.get_element_ty()
+        dtype = np_dtype(element)
+        self.memory.check("load", ptrs.data, mask, dtype.itemsize, self.grid_idx)
+        if mask is None:
+            mask = np.ones(ptrs.data.shape, dtype=bool)
+        fill = np.zeros(ptrs.data.shape, dtype=dtype) if other is None else other.data
+        return Handle(_native.load(ptrs.data, mask, fill, dtype), element)
+
+    def create_store(self, ptr: Handle, val: Handle, cache_policy: Any) -> None:
+        self._store(ptr, val, None)
+
+    def create_masked_store(self, ptrs: Handle, value: Handle, mask: Handle, cache_policy: Any, *_: Any) -> None:
+        self._store(ptrs, value, mask.data)
+
+    def _store(self, ptrs: Handle, value: Handle, mask: np.ndarray | None) -> None:
+        dtype = np_dtype(ptrs.get_element_ty())
+        self.memory.check("store", ptrs.data, mask, dtype.itemsize, self.grid_idx)
+        if mask is None:
+            mask = np.ones(ptrs.data.shape, dtype=bool)
+        _native.store(ptrs.data, value.data.astype(dtype, copy=False), mask)
+
+    def create_atomic_cas(self, ptr: Handle, cmp: Handle, val: Handle, sem: Any, scope: Any) -> Handle:
+        self.memory.check("atomic", ptr.data, None, np_dtype(ptr.get_element_ty()).itemsize, self.grid_idx)
+        return super().create_atomic_cas(ptr, cmp, val, sem, scope)
+
+    def create_atomic_rmw(self, op: Any, ptr: Handle, val: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
+        self.memory.check("atomic", ptr.data, mask.data, np_dtype(ptr.get_element_ty()).itemsize, self.grid_idx)
+        if val.dtype.scalar.name in RAW_FORMATS:
+            return self._atomic_add_lane_by_lane(ptr, val, mask)
+        return super().create_atomic_rmw(op, ptr, val, mask, sem, scope)
+
+    def _atomic_add_lane_by_lane(self, ptr: Handle, val: Handle, mask: Handle) -> Handle:
+        """Triton allows only `add` on bfloat16. Lanes may share an address, so each sees what the one before left."""
+        before = np.zeros(ptr.data.shape, dtype=val.data.dtype)
+        on = np.ones(1, dtype=bool)
+        for lane in np.ndindex(ptr.data.shape):
+            if mask.data[lane]:
+                address = ptr.data[lane].reshape(1)
+                old = _native.load(address, on, before[lane].reshape(1), before.dtype)
+                before[lane] = old[0]
+                total = self.create_fadd(Handle(old, val.dtype), Handle(val.data[lane].reshape(1), val.dtype))
+                _native.store(address, total.data, on)
+        return Handle(before, val.dtype.scalar)
+
+
+class ReduceOps(interpreter.ReduceOps):
+    """Reductions on numbers: max and min ignore NaN as the GPU's do, 16-bit sums round at every step of a tree."""
+
+    def sum(self, input: Any) -> Any:
+        name = input.dtype.scalar.name
+        if name in RAW_FORMATS or name == "fp16":
+            return self.to_tensor(self._tree_sum(input.handle), input.dtype)
+        return super().sum(input)
+
+    def _tree_sum(self, handle: Handle) -> np.ndarray:
+        dtype = handle.dtype.scalar
+        axis = 0 if self.axis is None else self.axis
+        parts = handle.data.reshape(-1) if self.axis is None else handle.data
+        while parts.shape[axis] > 1:
+            left, right = np.split(parts, 2, axis)
+            parts = handle_of(values(Handle(left, dtype)) + values(Handle(right, dtype)), dtype).data
+        if self.keep_dims:
+            return parts.reshape((1,) * handle.data.ndim) if self.axis is None else parts
+        return parts.squeeze(axis)
+
+    def min_max(self, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        input = input[0] if isinstance(input, tuple) else input
+        numbers = values(input.handle)
+        largest = val_reduce_op is np.nanmax
+        pick = np.fmax if largest else np.fmin
+        best = handle_of(pick.reduce(numbers, axis=self.axis, keepdims=self.keep_dims), input.dtype.scalar)
+        result = self.to_tensor(best.data, input.dtype)
+        if idx_reduce_op is None:
+            return result
+        if numbers.dtype.kind == "f":
+            numbers = np.where(np.isnan(numbers), -np.inf if largest else np.inf, numbers)
+        place = (np.argmax if largest else np.argmin)(numbers, axis=self.axis, keepdims=self.keep_dims)
+        return result, self.to_tensor(place, tl.int32)
+
+
+class ScanOps(interpreter.ScanOps):
+    """Running sums and products on numbers; those of 16-bit floats round at every step."""
+
+    def cumsum(self, input: Any) -> Any:
+        return [self._scan(np.add, input)]
+
+    def cumprod(self, input: Any) -> Any:
+        return [self._scan(np.multiply, input)]
+
+    def _scan(self, op: np.ufunc, input: Any) -> Any:
+        dtype = input.dtype.scalar
+        if dtype.name not in RAW_FORMATS:
+            return self.to_tensor(op.accumulate(input.handle.data, axis=self.axis), input.dtype)
+        steps = np.moveaxis(values(input.handle), self.axis, 0).copy()
+        for i in range(1, len(steps)):
+            steps[i] = numerics.decode(handle_of(op(steps[i - 1], steps[i]), dtype).data, dtype.name)
+        return self.to_tensor(handle_of(np.moveaxis(steps, 0, self.axis), dtype).data, input.dtype)

@@ -1,0 +1,91 @@
+"""Triton on a machine without a GPU, made truthful: bfloat16 and float8 are numbers, and every access is checked first.
+
+`activate()` must run before any `@triton.jit`. What differs from Triton's own interpreter, for every launch in the process:
+
+- bfloat16 and float8 operands are decoded before arithmetic, comparisons, reductions, dots and atomics; results and
+  casts round as the GPU does (`triton_numerics`, `triton_builder`);
+- float arguments are float32 tensors, as compiled kernels get them; a float32 `tl.dot` reads its operands as TF32 unless
+  `input_precision="ieee"`;
+- an access outside the launch's buffers raises `MemoryFault` and does not happen (`triton_memory`);
+- a launch on CPU tensors copies nothing, and costs a tenth (`triton_launch`).
+
+Still hidden by the interpreter: the approximate `/`, exp2 and log2 of the GPU, and the contraction of `a * b + c`.
+"""
+
+import os
+import sys
+
+from pagebench.kernels.devices import gpu_present
+
+_TRUE = ("1", "true", "on", "yes", "y")
+
+
+def activate(*, overflow: bool = False) -> bool:
+    """Interpret Triton kernels if no GPU is present; returns whether they are interpreted.
+
+    Sets TRITON_INTERPRET=1 when no GPU is present; a value already set wins. Idempotent. With `overflow` every int32 (or
+    narrower) add, subtract and multiply that wraps raises, in masked-off lanes too.
+    RuntimeError when a kernel was decorated before, for the GPU, or when this Triton's interpreter is too old.
+    """
+    if "TRITON_INTERPRET" not in os.environ:
+        if gpu_present():
+            return False
+        os.environ["TRITON_INTERPRET"] = "1"
+    if os.environ["TRITON_INTERPRET"].lower() not in _TRUE:
+        return False
+    _install(overflow)
+    return True
+
+
+def _install(overflow: bool) -> None:
+    import triton
+
+    if tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 8):
+        raise RuntimeError(f"interpreting kernels needs triton >= 3.8, this is {triton.__version__}")
+    _interpret_standard_library()
+    if early := _compiled_kernels():
+        raise RuntimeError(
+            "activate() must run before kernels are decorated; imported too early, for the GPU: " + ", ".join(early)
+        )
+    from triton.runtime import interpreter
+
+    from pagebench.kernels import triton_builder, triton_launch
+
+    interpreter.interpreter_builder.__class__ = triton_builder.Builder
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=overflow, sanitize_overflow=overflow)
+    interpreter._convert_float = triton_builder.convert_float
+    interpreter._get_np_dtype = triton_builder.np_dtype
+    interpreter.ReduceOps = triton_builder.ReduceOps
+    interpreter.ScanOps = triton_builder.ScanOps
+    interpreter.GridExecutor = triton_launch.Launch
+    interpreter._implicit_cvt = triton_launch.convert
+    interpreter.InterpretedFunction.__call__ = triton_launch.call_device_function
+
+
+def _interpret_standard_library() -> None:
+    """`tl.sum` and the like are kernels too: if triton was imported before, they were decorated for the GPU."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    interpreted: dict[int, InterpretedFunction] = {}
+    owners = [m for name, m in list(sys.modules.items()) if name == "triton" or name.startswith("triton.")]
+    import triton.language as tl
+
+    for owner in (*owners, tl.core.tensor):
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, JITFunction):
+                new = interpreted.setdefault(id(value), InterpretedFunction(value.fn))
+                setattr(owner, name, new)
+
+
+def _compiled_kernels() -> list[str]:
+    """Names of kernels outside Triton's and torch's own modules that were decorated for the GPU."""
+    from triton.runtime.jit import JITFunction
+
+    names = set()
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] not in ("triton", "torch"):
+            names |= {
+                f"{module_name}.{name}" for name, value in list(vars(module).items()) if isinstance(value, JITFunction)
+            }
+    return sorted(names)

@@ -1,0 +1,78 @@
+"""The check before every access that a Triton kernel makes in the interpreter, and the seam for recording them."""
+
+import linecache
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from pagebench.kernels.launch_buffers import Buffer, MemoryFault, nearest_buffer
+
+Program = tuple[int, int, int]
+# Called with (kind, addresses, size, program) for every access that passed its check: kind "load", "store" or "atomic",
+# `addresses` uint64 of the active lanes in any shape, `size` bytes each.
+Observer = Callable[[str, np.ndarray, int, Program], None]
+observers: list[Observer] = []
+
+_OWN_FOLDER = str(Path(__file__).parent)
+
+
+class LiveBuffers:
+    """What one launch of `kernel` may touch. Buffers that overlap (views of one storage) count as one range."""
+
+    def __init__(self, kernel: str, buffers: Iterable[Buffer]) -> None:
+        self.kernel = kernel
+        self.buffers = [b for b in buffers if b.stop > b.start]
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+        for buffer in sorted(self.buffers, key=lambda b: b.start):
+            if self.stops and buffer.start < self.stops[-1]:
+                self.stops[-1] = max(self.stops[-1], buffer.stop)
+            else:
+                self.starts.append(buffer.start)
+                self.stops.append(buffer.stop)
+
+    def check(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int, program: Program) -> None:
+        """Raise MemoryFault unless [address, address + size) of every lane that `mask` leaves on is live."""
+        if mask is not None and not mask.all():
+            addresses = addresses[np.broadcast_to(mask, addresses.shape)]
+        if not addresses.size:
+            return
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        i = bisect_right(self.starts, low) - 1
+        if i < 0 or high > self.stops[i]:
+            self._check_each(kind, addresses, size, program)
+        for observe in observers:
+            observe(kind, addresses, size, program)
+
+    def _check_each(self, kind: str, addresses: np.ndarray, size: int, program: Program) -> None:
+        starts, stops = np.array(self.starts, dtype=np.uint64), np.array(self.stops, dtype=np.uint64)
+        if not starts.size:
+            self._fault(kind, int(addresses.flat[0]), size, program)
+        i = np.searchsorted(starts, addresses, side="right") - 1
+        live = (i >= 0) & (addresses <= stops[i] - np.uint64(size))
+        if not live.all():
+            self._fault(kind, int(addresses[~live].flat[0]), size, program)
+
+    def _fault(self, kind: str, address: int, size: int, program: Program) -> None:
+        near = nearest_buffer(self.buffers, address)
+        raise MemoryFault(self.kernel, kind, address, size, near, program, detail=_kernel_line())
+
+
+def _kernel_line() -> str:
+    """ ", at FILE:LINE: SOURCE" of the innermost frame that is neither Triton's nor ours; "" when there is none."""
+    triton_folder = str(Path(sys.modules["triton"].__file__ or "").parent)
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        path = frame.f_code.co_filename
+        if not path.startswith(triton_folder) and not _is_machinery(path):
+            return f", at {path}:{frame.f_lineno}: {linecache.getline(path, frame.f_lineno).strip()}"
+    return ""
+
+
+def _is_machinery(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder == _OWN_FOLDER and name in ("triton_memory.py", "triton_builder.py", "triton_launch.py")
