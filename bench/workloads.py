@@ -5,6 +5,7 @@ Model geometry is from each model's public `config.json`. A workload makes three
 checked on any machine; and a `codegen_problem()`, smaller still, from which a launcher chooses the same kernel.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -126,8 +127,8 @@ def _ragged(problem: PagedAttention) -> PagedAttention:
 def _same_table(problem: PagedAttention, width: int) -> PagedAttention:
     """The problem with a block table `width` blocks wide, every entry the sequence's one block."""
     wide = np.repeat(problem.block_table[:, :1], width, axis=1)
-    fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
-    return PagedAttention(**{**fields, "block_table": wide, "seq_lens": np.full(problem.num_seqs, wide.shape[1] * problem.block_size, INT32)})
+    lengths = np.full(problem.num_seqs, width * problem.block_size, INT32)
+    return dataclasses.replace(problem, block_table=wide, seq_lens=lengths)
 
 
 def _copy_workload(model: Model, pairs: int, block_size: int = 16, dtype: np.dtype[Any] = FLOAT16) -> Workload:
