@@ -16,7 +16,11 @@ import numpy as np
 
 OPS = ("paged_attention", "copy_blocks", "dequantize")
 OPTIONAL = ("as_strided", "empty", "variants", "contract", "to_pinned")
-ENTRY_POINTS = "pagebench.providers"
+ENTRY_POINTS = "pagebench.providers"  # where installed packages register theirs
+OURS = {
+    "triton": "pagebench.kernels.triton_provider:provider",
+    "cupy": "pagebench.kernels.cupy_provider:provider",
+}
 
 
 @runtime_checkable
@@ -58,7 +62,7 @@ def load_provider(spec: str) -> Provider:
     from pagebench.kernels import triton_interpreter
 
     triton_interpreter.activate()
-    found = _registered(spec) if ":" not in spec else _named(spec)
+    found = _named(OURS.get(spec, spec)) if spec in OURS or ":" in spec else _registered(spec)
     provider = found() if isinstance(found, type) else found
     missing = [name for name in ("name", "unavailable", "rejects", "to_device", "to_host", "synchronize") if not hasattr(provider, name)]
     if missing:
@@ -68,7 +72,7 @@ def load_provider(spec: str) -> Provider:
 
 def registered_names() -> list[str]:
     """Names of the installed providers, ours and those of other packages (entry points `pagebench.providers`)."""
-    return sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
+    return sorted({*OURS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
 
 
 def ops_of(provider: Provider) -> list[str]:
