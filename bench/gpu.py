@@ -1,0 +1,180 @@
+"""`nox -s gpu`: prove every kernel on this machine's GPU, then time the workloads, and write it all as JSON.
+
+Needs torch, triton, cupy, pytest and hypothesis, but no network, no nox and no installed pagebench:
+`python -m bench.gpu` from a checkout is enough. Timings are taken in several fresh processes, since two processes differ
+by more than two launches do. Exits with 3 where there is no GPU, 1 when a check fails, 0 otherwise.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("reference", "kernels", "properties")
+PROVIDERS = ("triton", "cupy")
+PACKAGES = ("torch", "triton", "cupy", "numpy", "hypothesis", "pytest")
+BUDGET_S = 450  # the whole job
+PROPERTIES_S = 240
+PROCESSES = 3
+NO_GPU = 3
+
+
+def make_importable(root: Path = ROOT) -> None:
+    """Let this process and its children import `pagebench.*` from the checkout, where it is not installed."""
+    if importlib.util.find_spec("pagebench") is not None:
+        return
+    package = root / ".typing" / "pagebench"
+    package.mkdir(parents=True, exist_ok=True)
+    for room in ROOMS:
+        if not (package / room).exists():
+            (package / room).symlink_to(root / room, target_is_directory=True)
+    sys.path.insert(0, str(package.parent))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+
+
+def run_properties(out: Path, seconds: float) -> dict[str, Any]:
+    """The property suite on the GPU, over both providers; its report goes to `out`."""
+    command = [sys.executable, "-m", "pytest", str(ROOT / "properties"), "-q", f"--junitxml={out / 'properties.xml'}"]
+    if importlib.util.find_spec("pagebench.properties.plugin") and not _entry_point_installed():
+        command += ["-p", "pagebench.properties.plugin"]
+    command += [argument for provider in PROVIDERS for argument in ("--provider", provider)]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(min(8, os.cpu_count() or 1))]  # compiling is what takes the time
+    begin = time.perf_counter()
+    log = out / "properties.log"
+    with log.open("w") as stream:
+        try:
+            code = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    tail = log.read_text().splitlines()[-40:]
+    print("\n".join(tail), flush=True)
+    return {"exit_code": code, "seconds": time.perf_counter() - begin, "timed_out": code == -1, "tail": tail}
+
+
+def _entry_point_installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(entry.name == "pagebench" for entry in entry_points(group="pytest11"))
+
+
+def time_workloads(names: Sequence[str]) -> dict[str, Any]:
+    """Every workload on both providers, in this process."""
+    from bench.run import as_json, copy_roof, measure
+    from bench.workloads import WORKLOADS
+    from pagebench.kernels.providers import load_provider
+
+    providers = {spec: load_provider(spec) for spec in PROVIDERS}
+    rows = [measure(spec, providers[spec], WORKLOADS[name], None) for name in names for spec in PROVIDERS]
+    return as_json(rows, copy_roof())
+
+
+def run_timings(names: Sequence[str], out: Path, deadline: float) -> list[dict[str, Any]]:
+    """`time_workloads` in PROCESSES fresh processes, as far as the deadline allows."""
+    results = []
+    for number in range(PROCESSES):
+        path, left = out / f"times-{number}.json", deadline - time.perf_counter()
+        if left < 30:
+            print(f"out of time after {number} of {PROCESSES} timing processes", flush=True)
+            break
+        command = [sys.executable, "-m", "bench.gpu", "--times-only", str(path)]
+        command += [argument for name in names for argument in ("--workload", name)]
+        try:
+            subprocess.run(command, cwd=ROOT, timeout=left)
+        except subprocess.TimeoutExpired:
+            print("a timing process ran out of time", flush=True)
+        if path.exists():
+            results.append(json.loads(path.read_text()))
+            path.unlink()
+    return results
+
+
+def summary(processes: Sequence[dict[str, Any]]) -> str:
+    """One line per op, provider and workload: the median over processes of each process's median."""
+    from bench._table import table
+
+    head = ("op", "provider", "workload", "check", "time", "GB/s", "of copy", "processes, spread")
+    rows = []
+    for index, first in enumerate(processes[0]["rows"]):
+        same = [process["rows"][index] for process in processes if "gpu" in process["rows"][index]]
+        label = (first["op"], first["provider"], first["workload"], first["check"]["status"])
+        if not same:
+            rows.append((*label, "n/a", "n/a", "n/a", first["check"]["detail"]))
+            continue
+        times = [median(row["gpu"]["seconds"]) for row in same]
+        rate = same[0]["gpu"]["bytes_moved"] / median(times)
+        roof = median(process["copy_bytes_per_second"] for process in processes)
+        spread = (max(times) - min(times)) / median(times)
+        rows.append((*label, f"{median(times) * 1e6:.1f} us", f"{rate / 1e9:.0f}", f"{rate / roof:.0%}", f"{len(times)}, {spread:.1%}"))
+    return table(head, rows)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    versions: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version("cupy-cuda13x" if package == "cupy" else package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    properties = torch.cuda.get_device_properties(0)
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "gpu": properties.name,
+        "sms": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "driver, max clocks": driver,
+        "python": platform.python_version(),
+        "packages": versions,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    make_importable()
+    from bench.run import commit
+    from bench.workloads import WORKLOADS
+    from pagebench.kernels.devices import gpu_present
+
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "local" / "gpu", help="folder for the JSON and the logs")
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="all by default")
+    parser.add_argument("--times-only", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if not gpu_present():
+        print("no GPU here: nothing was checked and nothing was timed (is it visible to this process?)", file=sys.stderr)
+        return NO_GPU
+    names = chosen.workload or list(WORKLOADS)
+    if chosen.times_only:
+        chosen.times_only.write_text(json.dumps(time_workloads(names)))
+        return 0
+    deadline = time.perf_counter() + BUDGET_S
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    checked = run_properties(chosen.out, PROPERTIES_S)
+    processes = run_timings(names, chosen.out, deadline)
+    document = {"commit": commit(), "machine": machine(), "properties": checked, "processes": processes}
+    (chosen.out / "gpu.json").write_text(json.dumps(document, indent=1))
+    print(summary(processes) if processes else "no timing process finished", f"written: {chosen.out / 'gpu.json'}", sep="\n")
+    red = [row for process in processes for row in process["rows"] if row["check"]["status"] != "passed"]
+    for row in red:
+        print(f"FAILED {row['provider']}, {row['workload']}: {row['check']['status']}: {row['check']['detail']}", file=sys.stderr)
+    return int(checked["exit_code"] != 0 or not processes or bool(red))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
