@@ -188,7 +188,7 @@ def _record_all(spec: str, workloads: Sequence[str], arch: int) -> dict[str, Rec
 
 def table(recordings: dict[str, Recording]) -> str:
     """One line per launch; the columns are explained in results/README.md."""
-    head = ("workload", "kernel", "grid", "thr", "regs", "spill", "shared", "instr", "LDG+STG<16B", "matrix", "prog/SM", "waves")
+    head = ("workload", "kernel", "grid", "thr", "regs", "spill", "shared", "instr", "LDG+STG<16B", "matrix", "prog/SM")
     rows = [head]
     for name, recording in recordings.items():
         for launch in recording.launches:
@@ -205,8 +205,7 @@ def _row(launch: CompiledLaunch) -> tuple[str, ...]:
     matrix = "+".join(f"{count} {name}" for name, count in stats.matrix.items()) or "-"
     grid = "x".join(str(count) for count in launch.grid)
     figures = (launch.threads, stats.registers, stats.spills, launch.shared_bytes, stats.instructions)
-    resident, waves = str(launch.programs_per_sm), f"{launch.waves:.2f}"
-    return (launch.kernel, grid, *map(str, figures), str(stats.narrow_accesses), matrix, resident, waves)
+    return (launch.kernel, grid, *map(str, figures), str(stats.narrow_accesses), matrix, str(launch.programs_per_sm))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
