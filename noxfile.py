@@ -28,7 +28,9 @@ def install(session: nox.Session, *packages: str, triton: str = "triton") -> Non
     """
     if session.virtualenv.is_sandboxed is False:
         return  # --no-venv: use what is installed
-    wanted = " ".join([*packages, triton, (ROOT / "constraints.txt").read_text(), (ROOT / "pyproject.toml").read_text()])
+    wanted = " ".join(
+        [*packages, triton, (ROOT / "constraints.txt").read_text(), (ROOT / "pyproject.toml").read_text()]
+    )
     stamp = Path(session.virtualenv.location) / "pagebench-installed.txt"
     if stamp.exists() and stamp.read_text() == wanted:
         return
@@ -54,21 +56,21 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def properties(session: nox.Session) -> None:
-    """Check any provider: -- --provider triton | MODULE:NAME | PATH.py:NAME [--pagebench-profile deep] [pytest options]."""
+    """Check any provider: -- --provider triton | MODULE:NAME | PATH.py:NAME [--pagebench-profile deep]."""
     install(session, *TESTING, *CUDA_WITHOUT_GPU)
     python(session, "-m", "pytest", "properties", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Check, then measure what this machine can, as one table: -- [--provider PATH.py:NAME] [--machine NAME] [--quick]."""
+    """Check, then measure what this machine can: -- [--provider PATH.py:NAME] [--machine NAME] [--quick]."""
     install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH)
     python(session, "-m", "bench.run", *session.posargs)
 
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Check every kernel on the GPU, then time the workloads; JSON for results/: -- [--out DIR]. Works with --no-venv."""
+    """Check every kernel on the GPU, then time the workloads: -- [--out DIR]. Works with --no-venv."""
     install(session, *TESTING, "cupy-cuda13x")
     python(session, "-m", "bench.gpu", *session.posargs)
 

@@ -1,4 +1,4 @@
-"""One workload on one provider: check it, then measure what this machine can. Shared by the table, asv and the GPU job."""
+"""One workload on one provider: check it, then measure what this machine can. For the table, asv and the GPU job."""
 
 import dataclasses
 import time

@@ -1,8 +1,8 @@
 """`nox -s gpu`: prove every kernel on this machine's GPU, then time the workloads, and write it all as JSON.
 
 Needs torch, triton, cupy, pytest and hypothesis, but no network, no nox and no installed pagebench:
-`python -m bench.gpu` from a checkout is enough. Timings are taken in several fresh processes, since two processes differ
-by more than two launches do. Exits with 3 where there is no GPU, 1 when a check fails, 0 otherwise.
+`python -m bench.gpu` from a checkout is enough. Timings are taken in several fresh processes, since two processes
+differ by more than two launches do. Exits with 3 where there is no GPU, 1 when a check fails, 0 otherwise.
 """
 
 import argparse
@@ -53,7 +53,9 @@ def run_properties(out: Path, seconds: float) -> dict[str, Any]:
     log = out / "properties.log"
     with log.open("w") as stream:
         try:
-            code = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, timeout=seconds).returncode
+            code = subprocess.run(
+                command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, timeout=seconds
+            ).returncode
         except subprocess.TimeoutExpired:
             code = -1
     tail = log.read_text().splitlines()[-40:]
@@ -114,7 +116,15 @@ def summary(processes: Sequence[dict[str, Any]]) -> str:
         rate = same[0]["gpu"]["bytes_moved"] / median(times)
         roof = median(process["copy_bytes_per_second"] for process in processes)
         spread = (max(times) - min(times)) / median(times)
-        rows.append((*label, f"{median(times) * 1e6:.1f} us", f"{rate / 1e9:.0f}", f"{rate / roof:.0%}", f"{len(times)}, {spread:.1%}"))
+        rows.append(
+            (
+                *label,
+                f"{median(times) * 1e6:.1f} us",
+                f"{rate / 1e9:.0f}",
+                f"{rate / roof:.0%}",
+                f"{len(times)}, {spread:.1%}",
+            )
+        )
     return table(head, rows)
 
 
@@ -152,12 +162,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pagebench.kernels.devices import gpu_present
 
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "local" / "gpu", help="folder for the JSON and the logs")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "results" / "local" / "gpu", help="folder for the JSON and the logs"
+    )
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="all by default")
     parser.add_argument("--times-only", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if not gpu_present():
-        print("no GPU here: nothing was checked and nothing was timed (is it visible to this process?)", file=sys.stderr)
+        print(
+            "no GPU here: nothing was checked and nothing was timed (is it visible to this process?)", file=sys.stderr
+        )
         return NO_GPU
     names = chosen.workload or list(WORKLOADS)
     if chosen.times_only:
@@ -169,10 +183,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     processes = run_timings(names, chosen.out, deadline)
     document = {"commit": commit(), "machine": machine(), "properties": checked, "processes": processes}
     (chosen.out / "gpu.json").write_text(json.dumps(document, indent=1))
-    print(summary(processes) if processes else "no timing process finished", f"written: {chosen.out / 'gpu.json'}", sep="\n")
+    print(
+        summary(processes) if processes else "no timing process finished",
+        f"written: {chosen.out / 'gpu.json'}",
+        sep="\n",
+    )
     red = [row for process in processes for row in process["rows"] if row["check"]["status"] != "passed"]
     for row in red:
-        print(f"FAILED {row['provider']}, {row['workload']}: {row['check']['status']}: {row['check']['detail']}", file=sys.stderr)
+        print(
+            f"FAILED {row['provider']}, {row['workload']}: {row['check']['status']}: {row['check']['detail']}",
+            file=sys.stderr,
+        )
     return int(checked["exit_code"] != 0 or not processes or bool(red))
 
 

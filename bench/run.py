@@ -7,6 +7,7 @@ host is the time of a check, and shown as that only. Exits with 1 if a check fai
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -26,9 +27,28 @@ from pagebench.kernels.providers import Provider, load_provider
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL_RESULTS = ROOT / "results" / "local"  # git-ignored
 OURS = ("triton", "cupy")
-QUICK = ("llama-3-8b-decode-b8-s4096-block16-fp16", "llama-3-8b-copy-64x16-fp16", "llama-3-8b-gptq-gate-fp16", "llama-3-8b-q8_0-gate-fp16")
+QUICK = (
+    "llama-3-8b-decode-b8-s4096-block16-fp16",
+    "llama-3-8b-copy-64x16-fp16",
+    "llama-3-8b-gptq-gate-fp16",
+    "llama-3-8b-q8_0-gate-fp16",
+)
 ARCH = 90
-HEAD = ("op", "provider", "workload", "runs on", "check", "time", "GB/s", "of copy", "regs", "spills", "instr", "<16B", "matrix")
+HEAD = (
+    "op",
+    "provider",
+    "workload",
+    "runs on",
+    "check",
+    "time",
+    "GB/s",
+    "of copy",
+    "regs",
+    "spills",
+    "instr",
+    "<16B",
+    "matrix",
+)
 LEGEND = f"""
 runs on   gpu; interpreter (Triton kernels on this CPU); host (the same CUDA C++, compiled for this CPU)
 check     against the float64 reference, within the derived bound or bit for bit; the seconds are the check's own
@@ -111,13 +131,17 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 def commit() -> str:
     """The checked-out commit, `-dirty` behind it when the working tree differs; "unknown" outside a checkout."""
-    asked = subprocess.run(["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
     return asked.stdout.strip() or "unknown"
 
 
 def failed(rows: Sequence[Row]) -> list[str]:
     """Why the run as a whole is not good; empty when it is."""
-    reasons = [f"{row.provider}, {row.workload.name}: {row.verdict.detail}" for row in rows if row.verdict.status == "failed"]
+    reasons = [
+        f"{row.provider}, {row.workload.name}: {row.verdict.detail}" for row in rows if row.verdict.status == "failed"
+    ]
     reasons += [
         f"{row.provider}, {row.workload.name}: code generation failed: {row.codegen.error}"
         for row in rows
@@ -125,6 +149,8 @@ def failed(rows: Sequence[Row]) -> list[str]:
     ]
     if not any(row.verdict.status == "passed" for row in rows):
         reasons.append("nothing ran: no provider accepted any workload")
+    if os.environ.get("REQUIRE_GPU") == "1" and not any(row.throughput for row in rows):
+        reasons.append("REQUIRE_GPU=1, but nothing was timed on a GPU")
     for spec in {row.provider for row in rows}:
         statuses = {row.verdict.status for row in rows if row.provider == spec}
         if "passed" not in statuses and "failed" not in statuses:
@@ -144,7 +170,12 @@ def store_history(machine: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s bench --", description=__doc__.partition("\n")[0])
-    parser.add_argument("--provider", action="append", default=[], help="a kernel of yours, measured beside ours: MODULE:NAME or PATH.py:NAME")
+    parser.add_argument(
+        "--provider",
+        action="append",
+        default=[],
+        help="a kernel of yours, measured beside ours: MODULE:NAME or PATH.py:NAME",
+    )
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="all by default")
     parser.add_argument("--quick", action="store_true", help="one workload per kernel")
     parser.add_argument("--no-codegen", action="store_true", help="leave out the sm_90 columns")

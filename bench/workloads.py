@@ -50,7 +50,7 @@ class Workload:
 
 
 def random_floats(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Finite non-zero values of magnitude 2^-3 to 2^-1 from random bits: gigabytes in seconds, no zeros to run fast on."""
+    """Finite values of magnitude 2^-3 to 2^-1 from random bits: gigabytes in seconds, no zeros to run fast on."""
     masks = {FLOAT16: (0x87FF, 0x3000), BFLOAT16: (0x80FF, 0x3E00)}
     if dtype not in masks:
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype}")
@@ -62,7 +62,9 @@ def random_floats(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dt
     return words.view(dtype)[:count].reshape(shape)
 
 
-def decode(model: Model, batch: int, seq_len: int, block_size: int, dtype: np.dtype[Any], seed: int = 0) -> PagedAttention:
+def decode(
+    model: Model, batch: int, seq_len: int, block_size: int, dtype: np.dtype[Any], seed: int = 0
+) -> PagedAttention:
     """One decode step of one layer: `batch` sequences of `seq_len` keys, their blocks scattered over the cache."""
     rng = np.random.default_rng(seed)
     blocks = -(-seq_len // block_size)
@@ -78,7 +80,9 @@ def decode(model: Model, batch: int, seq_len: int, block_size: int, dtype: np.dt
     )
 
 
-def copy_blocks(model: Model, num_layers: int, pairs: int, block_size: int, dtype: np.dtype[Any], seed: int = 0) -> CopyBlocks:
+def copy_blocks(
+    model: Model, num_layers: int, pairs: int, block_size: int, dtype: np.dtype[Any], seed: int = 0
+) -> CopyBlocks:
     """Copy-on-write of `pairs` blocks in K and V of `num_layers` layers; no block is both read and written."""
     rng = np.random.default_rng(seed)
     shape = (2 * pairs, block_size, model.num_kv_heads, model.head_size)
@@ -107,7 +111,9 @@ def q8_0(n: int, k: int, dtype: np.dtype[Any], seed: int = 0) -> Dequantize:
     return Dequantize("q8_0", {"blocks": blocks.reshape(n, -1)}, (n, k), None, dtype, "exact")
 
 
-def _decode_workload(model: Model, batch: int, seq_len: int, block_size: int = 16, dtype: np.dtype[Any] = FLOAT16) -> Workload:
+def _decode_workload(
+    model: Model, batch: int, seq_len: int, block_size: int = 16, dtype: np.dtype[Any] = FLOAT16
+) -> Workload:
     short = {FLOAT16: "fp16", BFLOAT16: "bf16"}[dtype]
     return Workload(
         name=f"{model.name}-decode-b{batch}-s{seq_len}-block{block_size}-{short}",
@@ -117,7 +123,9 @@ def _decode_workload(model: Model, batch: int, seq_len: int, block_size: int = 1
         # One more key than a default split holds, and a short last block.
         check_problem=lambda: _ragged(decode(model, 2, 513 + block_size, block_size, dtype)),
         # The table's width tells a launcher how long sequences may be; the cache behind it is not touched.
-        codegen_problem=lambda: _same_table(decode(model, batch, block_size, block_size, dtype), -(-seq_len // block_size)),
+        codegen_problem=lambda: _same_table(
+            decode(model, batch, block_size, block_size, dtype), -(-seq_len // block_size)
+        ),
     )
 
 

@@ -28,7 +28,7 @@ class Buffer:
         return (address - self.start) // self.itemsize
 
 
-class MemoryFault(RuntimeError):
+class MemoryFault(RuntimeError):  # noqa: N818  # a fault is what the kernel committed
     """A kernel was about to access memory outside every buffer of its launch; the access did not happen.
 
     `buffer` is the nearest buffer (or None), `index` the element offset from its first element, `kind` one of

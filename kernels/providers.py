@@ -64,9 +64,15 @@ def load_provider(spec: str) -> Provider:
     triton_interpreter.activate()
     found = _named(OURS.get(spec, spec)) if spec in OURS or ":" in spec else _registered(spec)
     provider = found() if isinstance(found, type) else found
-    missing = [name for name in ("name", "unavailable", "rejects", "to_device", "to_host", "synchronize") if not hasattr(provider, name)]
+    missing = [
+        name
+        for name in ("name", "unavailable", "rejects", "to_device", "to_host", "synchronize")
+        if not hasattr(provider, name)
+    ]
     if missing:
-        raise ValueError(f"provider must have the attributes of pagebench.kernels.providers.Provider, got {spec!r} without {missing}")
+        raise ValueError(
+            f"provider must have the attributes of pagebench.kernels.providers.Provider, got {spec!r} without {missing}"
+        )
     return provider  # type: ignore[no-any-return]  # checked by attribute
 
 
@@ -81,7 +87,7 @@ def ops_of(provider: Provider) -> list[str]:
 
 
 def how_it_runs(provider: Provider) -> str:
-    """`gpu`, `interpreter` (Triton on a CPU) or `host`: where an array of the provider lives, and by what it is worked on."""
+    """`gpu`, `interpreter` (Triton on a CPU) or `host`: where the provider's arrays live, and what works on them."""
     probe = provider.to_device(np.zeros(1, np.uint8))
     if _on_gpu(probe):
         return "gpu"
@@ -125,7 +131,8 @@ def _from_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -32,7 +32,9 @@ class CopyBlocks(Problem):
         return int(self.caches[0].shape[0])
 
     def validate(self) -> None:
-        require(isinstance(self.caches, tuple) and self.caches, "caches", "be a tuple of at least one array", self.caches)
+        require(
+            isinstance(self.caches, tuple) and self.caches, "caches", "be a tuple of at least one array", self.caches
+        )
         for i, cache in enumerate(self.caches):
             require_array(f"caches[{i}]", cache)
             require(cache.ndim >= 1, f"caches[{i}]", "have a leading block dimension", cache.shape)

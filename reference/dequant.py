@@ -44,7 +44,12 @@ class Dequantize(Problem):
         require(pair, "shape", "be a tuple (n, k)", self.shape)
         for name, size in zip(("shape[0] (n)", "shape[1] (k)"), self.shape, strict=True):
             require_int(name, size, low=1)
-        require(isinstance(self.dtype, np.dtype) and self.dtype in COMPUTE_DTYPES, "dtype", f"be one of {[d.name for d in COMPUTE_DTYPES]}", self.dtype)
+        require(
+            isinstance(self.dtype, np.dtype) and self.dtype in COMPUTE_DTYPES,
+            "dtype",
+            f"be one of {[d.name for d in COMPUTE_DTYPES]}",
+            self.dtype,
+        )
         contracts = FORMATS[self.format].contracts
         require(self.contract in contracts, "contract", f"be one of {contracts} for {self.format}", self.contract)
         require(isinstance(self.packed, dict), "packed", "be a dict of arrays by name", type(self.packed).__name__)

@@ -18,8 +18,11 @@ Packed = Mapping[str, Array]
 class Format(Protocol):
     """What a format declares: its array names, its contracts (the default first), validation and decoding."""
 
-    arrays: tuple[str, ...]
-    contracts: tuple[str, ...]
+    @property
+    def arrays(self) -> tuple[str, ...]: ...
+
+    @property
+    def contracts(self) -> tuple[str, ...]: ...
 
     def validate(self, packed: Packed, shape: tuple[int, int], group_size: int | None) -> None: ...
 
@@ -68,7 +71,7 @@ class GptqV2:
 
 
 class Q8Zero:
-    """GGUF Q8_0: blocks of 32 elements along k, 34 bytes: d (fp16, little-endian), then 32 int8 q. weight = q * d, exact.
+    """GGUF Q8_0: blocks of 32 elements along k, 34 bytes: d (fp16, little-endian), then 32 int8 q. weight = q * d.
 
     blocks uint8 [n, k/32 * 34]. Source: ggml `ggml-common.h` block_q8_0, `dequantize_row_q8_0`.
     """
@@ -81,7 +84,9 @@ class Q8Zero:
         n, k = shape
         require(group_size is None, "group_size", "be None: the format's blocks fix it", group_size)
         require(k % self.elements == 0, "shape[1] (k)", f"be a multiple of {self.elements}", k)
-        require_array("packed['blocks']", packed["blocks"], dtypes=(UINT8,), shape=(n, k // self.elements * self.nbytes))
+        require_array(
+            "packed['blocks']", packed["blocks"], dtypes=(UINT8,), shape=(n, k // self.elements * self.nbytes)
+        )
 
     def decode(self, packed: Packed, shape: tuple[int, int], group_size: int | None, contract: str) -> Array:
         n, k = shape

@@ -10,17 +10,18 @@ The model. u = 2^-24 is the unit roundoff of float32, u_q that of the query's dt
   (6) divide, and round the result to the query's dtype.
 
 Sums. Adding m terms in float32 has a relative error (of the sum of magnitudes) of at most (m - 1) u in the worst order.
-Rounding errors are close to independent, and then exceed c sqrt(m) u with probability below 2 exp(-c^2 / 2) (Higham
-and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019, theorem 2.4).
+Rounding errors are close to independent, and then exceed c sqrt(m) u with probability below 2 exp(-c^2 / 2)
+(Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019, thm 2.4).
 `accumulation(m)` is the smaller of the two with c = 8: 2 exp(-32) is below 1e-13 for each sum.
 
 Scores. |ds| <= accumulation(head_size + 1) * |scale| sum |q||k|            (2), the dot product
              + u_k * |scale| sum |q||k|                                      (1), u_k = u_q for a quantised cache, else 0
              + 4 u |s| + 2 u |bias| + 4 u cap                                (2), scaling, change of base, ALiBi, tanh
-and exp of a rounded difference s - m to the maximum adds |s - m| u; two units more for exp itself, and for each of at
-most log2(keys) + 2 rescalings that matter 3 units: the differences of the maxima add up to at most s_max - s_min, so
-their roundings add 2 |s - m| u. Weight p_j thus carries the relative error
-  e_j = expm1(|ds_j| + 3 u |s_j - m| + (3 log2(keys) + 8) u).
+and exp of a rounded difference s - m to the maximum adds |s - m| u, exp itself two units. Each rescaling to a new
+maximum rounds three times (its argument, exp, the product); there are fewer of them than keys, and the differences of
+the maxima add up to at most s_max - s_min, so that their roundings add 2 |s - m| u. Weight p_j thus carries the
+relative error
+  e_j = expm1(|ds_j| + 3 u |s_j - m| + 8 u + 3 accumulation(keys)).
 
 Results, with w_j = p_j / sum p:
   lse: |dlse| <= sum w_j e_j + accumulation(keys) + 4 u (1 + |lse|), the last for log, the base and the addition of m.
@@ -35,7 +36,14 @@ from typing import Any
 import numpy as np
 
 from pagebench.reference import paged_attention as attention
-from pagebench.reference.dtypes import FLOAT32, QUANTISED_DTYPES, Array, half_smallest_subnormal, to_float64, unit_roundoff
+from pagebench.reference.dtypes import (
+    FLOAT32,
+    QUANTISED_DTYPES,
+    Array,
+    half_smallest_subnormal,
+    to_float64,
+    unit_roundoff,
+)
 
 U = 2.0**-24
 CONFIDENCE = 8.0
@@ -85,7 +93,7 @@ def _weight_error(problem: attention.PagedAttention, part: attention.Scores, u_k
     if problem.soft_cap is not None:
         error += 4 * U * problem.soft_cap
     keys = np.maximum(seen.sum(axis=2, keepdims=True), 1)
-    error += U * (3 * abs(scores - top) + 3 * np.log2(keys) + 8)
+    error += U * (3 * abs(scores - top) + 8) + 3 * accumulation(keys)
     return np.where(seen, np.expm1(np.minimum(error, 700.0)), 0.0)
 
 

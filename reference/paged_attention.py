@@ -91,7 +91,12 @@ class PagedAttention(Problem):
         require(self.head_size >= 1, "query", "have a head_size >= 1", self.query.shape)
         require(self.block_size >= 1, "key_cache", "have a block_size >= 1", self.key_cache.shape)
         require(self.num_kv_heads >= 1, "key_cache", "have num_kv_heads >= 1", self.key_cache.shape)
-        require(self.key_cache.shape[3] == self.head_size, "key_cache", f"have head_size {self.head_size}", self.key_cache.shape)
+        require(
+            self.key_cache.shape[3] == self.head_size,
+            "key_cache",
+            f"have head_size {self.head_size}",
+            self.key_cache.shape,
+        )
         heads = self.num_query_heads
         whole = heads >= 1 and heads % self.num_kv_heads == 0
         require(whole, "query", f"have a multiple of {self.num_kv_heads} heads", heads)
@@ -102,7 +107,12 @@ class PagedAttention(Problem):
         require_array("query_start", self.query_start, dtypes=(INT32,), shape=(self.num_seqs + 1,))
         require(self.query_start[0] == 0, "query_start", "begin with 0", int(self.query_start[0]))
         require_all("query_start", self.query_start[1:], np.diff(self.query_start) >= 0, "not decrease")
-        require(self.query_start[-1] == self.num_tokens, "query_start", f"end with {self.num_tokens}", int(self.query_start[-1]))
+        require(
+            self.query_start[-1] == self.num_tokens,
+            "query_start",
+            f"end with {self.num_tokens}",
+            int(self.query_start[-1]),
+        )
         require_array("block_table", self.block_table, dtypes=(INT32,), shape=(self.num_seqs, None))
         room = self.block_table.shape[1] * self.block_size
         require_all("seq_lens", self.seq_lens, self.seq_lens <= room, f"fit the block table's {room} slots")
@@ -162,7 +172,7 @@ class PagedAttention(Problem):
         query, key = self.positions(seq)[:, None], np.arange(int(self.seq_lens[seq]))[None, :]
         if not self.causal:
             return np.ones((query.shape[0], key.shape[1]), bool)
-        seen = key <= query
+        seen: Array = key <= query
         return seen if self.window is None else seen & (key > query - self.window)
 
     def first_visible(self, seq: int) -> int:
@@ -180,7 +190,9 @@ class PagedAttention(Problem):
     def used_blocks(self, seq: int) -> Array:
         """int32: the sequence's block table entries that matter."""
         first, length = self.first_visible(seq), int(self.seq_lens[seq])
-        return self.block_table[seq, first // self.block_size : -(-length // self.block_size) if first < length else 0]
+        stop = -(-length // self.block_size) if first < length else 0
+        used: Array = self.block_table[seq, first // self.block_size : stop]
+        return used
 
     def slots(self, seq: int) -> tuple[Array, Array]:
         """(block ids, offsets), int64: where the keys from the first visible one on lie."""
@@ -208,7 +220,7 @@ class PagedAttention(Problem):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """One sequence, densely, in float64: `scores` [heads, rows, keys] (-inf where masked), `values` [keys, heads, head_size].
+    """One sequence, densely, in float64. scores [heads, rows, keys], -inf where masked; values [keys, heads, head_size].
 
     `dot` is sum |q||k| * |scale| and `bias` the |ALiBi| term, both like scores: the size of what was added up.
     """
@@ -247,7 +259,7 @@ def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
 
 
 def _gather(problem: PagedAttention, seq: int, cache: Array, scale: Any) -> Array:
-    """float64 [keys, num_query_heads, head_size]: the sequence's keys or values, each KV head repeated for its group."""
+    """float64 [keys, num_query_heads, head_size]: a sequence's keys or values, each KV head repeated for its group."""
     blocks, offsets = problem.slots(seq)
     rows = to_float64(cache[blocks, offsets])
     if scale is not None:

@@ -42,7 +42,7 @@ class Placement(Generic[P]):
     provider: Any
 
     def host_bytes(self, base: Base) -> Array:
-        """uint8 [nbytes]: what the base holds now, gaps between views included; raises FenceError for a broken fence."""
+        """uint8 [nbytes]: what the base holds now, gaps between views included. FenceError for a broken fence."""
         everything = np.asarray(self.provider.to_host(base.device)).view(np.uint8)
         stop = FENCE + base.host.nbytes
         for side, fence in (("before", everything[:FENCE]), ("after", everything[stop:])):

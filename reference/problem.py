@@ -9,7 +9,7 @@ import importlib
 import json
 import textwrap
 import zlib
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Problem:
     """Base of the op dataclasses. `op` is the provider's method for it."""
 
     __slots__ = ()
-    op: str
+    op: ClassVar[str]
 
     def validate(self) -> None:
         """Raise ValueError naming the argument, the rule and the value, unless this host problem is valid."""
@@ -35,7 +35,7 @@ class Problem:
         return placement.place(self, provider).problem
 
     def bytes_moved(self) -> int:
-        """The fewest bytes that any kernel must move: each needed input byte read once, each output byte written once."""
+        """The fewest bytes any kernel must move: each needed input byte read once, each output byte written once."""
         raise NotImplementedError
 
     def flops(self) -> int:
@@ -119,7 +119,9 @@ def _encode(problem: Problem) -> str:
     names = [field.name for field in dataclasses.fields(problem)]  # type: ignore[arg-type]  # a dataclass
     packed = {name: pack(getattr(problem, name)) for name in names}
     where = f"{type(problem).__module__}:{type(problem).__name__}"
-    data = [base64.b85encode(zlib.compress(placement.raw_bytes(owner).tobytes(), 9)).decode() for _, owner in bases.values()]
+    data = [
+        base64.b85encode(zlib.compress(placement.raw_bytes(owner).tobytes(), 9)).decode() for _, owner in bases.values()
+    ]
     document = json.dumps({"class": where, "fields": packed, "bases": data})
     return base64.b85encode(zlib.compress(document.encode(), 9)).decode()
 
