@@ -103,6 +103,11 @@ class Builder(interpreter.InterpreterBuilder):
         product = values(x).astype(np.float64) * values(y)  # 16 bits: exact
         return handle_of(product + values(z), z.dtype.scalar)
 
+    def create_splat(self, ret_ty: Any, arg: Handle) -> Handle:
+        data = np.empty(tuple(ret_ty.shape), dtype=np_dtype(arg.dtype))
+        data[...] = arg.data
+        return Handle(data, arg.dtype.scalar)
+
     def create_dot(self, a: Handle, b: Handle, d: Handle, input_precision: Any, max_num_imprecise_acc: Any) -> Handle:
         if a.dtype.scalar.is_int() or a.dtype.scalar.name == "fp64":
             return super().create_dot(a, b, d, input_precision, max_num_imprecise_acc)
@@ -184,6 +189,23 @@ class ReduceOps(interpreter.ReduceOps):
         if self.keep_dims:
             return parts.reshape((1,) * handle.data.ndim) if self.axis is None else parts
         return parts.squeeze(axis)
+
+    def generic_reduce(self, input: Any) -> list[Any]:
+        """Combine neighbours, all rows at once, until one is left; Triton's own way takes each element alone."""
+        tensors, axis = self.unravel(input, self.axis)
+        parts = tuple(tensor.handle.data for tensor in tensors)
+        combine = self.combine_fn.rewrite()
+        while parts[0].shape[axis] > 1:
+            halves = [[np.take(p, range(i, p.shape[axis], 2), axis) for p in parts] for i in (0, 1)]
+            pairs = [self.to_tensor(p, t.dtype) for half in halves for p, t in zip(half, tensors, strict=True)]
+            combined = combine(*pairs)
+            combined = combined if isinstance(combined, tuple | tl.core.tuple) else (combined,)
+            parts = tuple(c.handle.data.astype(p.dtype, copy=False) for c, p in zip(combined, parts, strict=True))
+        if not self.keep_dims:
+            parts = tuple(p.squeeze(axis) for p in parts)
+        elif self.axis is None:
+            parts = tuple(p.reshape((1,) * input[0].handle.data.ndim) for p in parts)
+        return [self.to_tensor(p, t.dtype) for p, t in zip(parts, tensors, strict=True)]
 
     def min_max(self, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
         input = input[0] if isinstance(input, tuple) else input

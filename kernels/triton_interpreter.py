@@ -49,10 +49,13 @@ def _install(overflow: bool) -> None:
         )
     from triton.runtime import interpreter
 
-    from pagebench.kernels import triton_builder, triton_launch
+    from pagebench.kernels import triton_builder, triton_language, triton_launch, triton_rewrite
 
     interpreter.interpreter_builder.__class__ = triton_builder.Builder
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=overflow, sanitize_overflow=overflow)
+    interpreter.interpreter_semantic.__class__ = triton_language.Semantic
+    interpreter.FunctionRewriter.ast_transformer = triton_rewrite.Rewriter()
+    vars(interpreter).update(triton_rewrite.KERNEL_NAMES)  # its module-level names are what rewritten kernels see
     interpreter._convert_float = triton_builder.convert_float
     interpreter._get_np_dtype = triton_builder.np_dtype
     interpreter.ReduceOps = triton_builder.ReduceOps

@@ -19,6 +19,7 @@ from triton.runtime.jit import _normalize_ty
 
 from pagebench.kernels.launch_buffers import Buffer, MemoryFault, buffers_of
 from pagebench.kernels.triton_builder import Builder
+from pagebench.kernels.triton_language import language_patched
 from pagebench.kernels.triton_memory import LiveBuffers
 
 _builder: Builder = interpreter.interpreter_builder
@@ -64,8 +65,6 @@ class Launch(interpreter.GridExecutor):
 
 def call_device_function(function: Any, *args: Any, **kwargs: Any) -> Any:
     """A `@triton.jit` function called from a kernel; the language is patched and errors are wrapped by the launch."""
-    if _patch_depth:
-        return function.rewrite()(*args, **kwargs)
     with language_patched():
         return function.rewrite()(*args, **kwargs)
 
@@ -123,43 +122,3 @@ def _running(memory: LiveBuffers) -> Iterator[None]:
         yield
     finally:
         _builder.memory, _builder.grid_idx, _builder.grid_dim = before
-
-
-_patch_depth = 0
-
-
-@contextmanager
-def language_patched() -> Iterator[None]:
-    """`triton.language` computing at once instead of building IR. Only inside a launch, so that compiling still works."""
-    global _patch_depth
-    patches = _language_patches()
-    if _patch_depth == 0:
-        for owner, name, patched, _ in patches:
-            setattr(owner, name, patched)
-    _patch_depth += 1
-    try:
-        yield
-    finally:
-        _patch_depth -= 1
-        if _patch_depth == 0:
-            for owner, name, _, original in patches:
-                if original is interpreter._MISSING:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, original)
-
-
-@cache
-def _language_patches() -> list[tuple[Any, str, Any, Any]]:
-    """(owner, attribute, patched, original): what the interpreter's `_patch_lang` would set, found once."""
-
-    class SeesBoth:
-        __globals__ = {"tl": tl, "core": tl.core}  # noqa: RUF012  # read only, in the shape of a function's globals
-
-    scope = interpreter._patch_lang(SeesBoth)
-    originals: dict[tuple[int, str], Any] = {}
-    for owner, name, original in scope._changes:
-        originals.setdefault((id(owner), name), (owner, name, vars(owner)[name], original))
-    patches = list(originals.values())
-    scope.restore()
-    return patches
