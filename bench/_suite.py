@@ -1,4 +1,4 @@
-"""What the asv benchmarks of every op share. Names start with an underscore, so that asv does not take them for its own.
+"""What the asv benchmarks of every op share. Names start with an underscore, so that asv does not take them as its own.
 
 asv's regression detection knows only "lower is better": seconds, and time over a floor. GB/s is for the eye.
 """

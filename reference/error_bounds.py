@@ -15,7 +15,7 @@ Rounding errors are close to independent, and then exceed c sqrt(m) u with proba
 `accumulation(m)` is the smaller of the two with c = 8: 2 exp(-32) is below 1e-13 for each sum.
 
 Scores. |ds| <= accumulation(head_size + 1) * |scale| sum |q||k|            (2), the dot product
-             + u_k * |scale| sum |q||k|                                      (1), u_k = u_q for a quantised cache, else 0
+             + u_k * |scale| sum |q||k|                                      (1), u_k = u_q for a quantised cache or 0
              + 4 u |s| + 2 u |bias| + 4 u cap                                (2), scaling, change of base, ALiBi, tanh
 and exp of a rounded difference s - m to the maximum adds |s - m| u, exp itself two units. Each rescaling to a new
 maximum rounds three times (its argument, exp, the product); there are fewer of them than keys, and the differences of

@@ -165,7 +165,7 @@ class PagedAttention(Problem):
         """int64 [rows]: key position at which each query of the sequence sits; negative when it has none."""
         rows = self.query_rows(seq)
         n = rows.stop - rows.start
-        return int(self.seq_lens[seq]) - n + np.arange(n)
+        return np.arange(n, dtype=np.int64) + (int(self.seq_lens[seq]) - n)
 
     def visible(self, seq: int) -> Array:
         """bool [rows, seq_len]: which keys each query of the sequence sees."""
@@ -200,7 +200,7 @@ class PagedAttention(Problem):
         return self.block_table[seq, key // self.block_size].astype(np.int64), key % self.block_size
 
     def bytes_moved(self) -> int:
-        """Query, visible K and V (with their scales, per reading sequence), tables and modifiers in; out and lse out."""
+        """Query, visible K and V (with scales, per reading sequence), tables and modifiers in; out and lse out."""
         keys = sum(self.slots(seq)[0].size for seq in range(self.num_seqs))
         per_key = 2 * self.num_kv_heads * self.head_size * self.key_cache.dtype.itemsize
         small = [self.seq_lens, self.query_start, self.alibi_slopes, self.sinks]
@@ -220,7 +220,7 @@ class PagedAttention(Problem):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """One sequence, densely, in float64. scores [heads, rows, keys], -inf where masked; values [keys, heads, head_size].
+    """One sequence, densely, float64: scores [heads, rows, keys], -inf where masked; values [keys, heads, head_size].
 
     `dot` is sum |q||k| * |scale| and `bias` the |ALiBi| term, both like scores: the size of what was added up.
     """
