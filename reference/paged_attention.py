@@ -165,7 +165,8 @@ class PagedAttention(Problem):
         """int64 [rows]: key position at which each query of the sequence sits; negative when it has none."""
         rows = self.query_rows(seq)
         n = rows.stop - rows.start
-        return np.arange(n, dtype=np.int64) + (int(self.seq_lens[seq]) - n)
+        positions: Array = np.arange(n) + (int(self.seq_lens[seq]) - n)
+        return positions
 
     def visible(self, seq: int) -> Array:
         """bool [rows, seq_len]: which keys each query of the sequence sees."""
