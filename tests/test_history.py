@@ -1,0 +1,385 @@
+"""The web history without a network, seen through a browser: its summary, and plots that show the stored results."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import _history
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+
+# Two benchmarks as asv stores them: a figure with parameters (None: n/a, and inf shows as no point), and one without.
+REGISTERS = {"('triton', 'decode')": [64, 66, 66], "('cupy', 'decode')": [40, None, 48]}
+WASTE = [1.5, 1.25, 1.75]
+
+
+class Page:
+    """A tab of a headless browser that can reach 127.0.0.1 and nothing else, over the DevTools protocol on two pipes."""
+
+    def __init__(self, to_browser: int, from_browser: int) -> None:
+        self._to, self._from = os.fdopen(to_browser, "wb"), os.fdopen(from_browser, "rb")
+        self._id, self._session = 0, ""
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+
+    def close(self) -> None:
+        self._session = ""
+        self._call("Browser.close")
+        self._to.close()
+        self._from.close()
+
+    def open(self, url: str) -> None:
+        self._call("Page.navigate", url=url)
+
+    def evaluate(self, script: str) -> Any:
+        result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def wait_for(self, script: str, seconds: float = 20.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if value := self.evaluate(script):
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"still false after {seconds} s: {script}; errors {self.errors}")
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._id += 1
+        message = {"id": self._id, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        self._to.write(json.dumps(message).encode() + b"\0")
+        self._to.flush()
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._id:
+                assert "error" not in answer, (method, answer["error"])
+                return dict(answer["result"])
+            self._note(answer)
+
+    def _read(self) -> dict[str, Any]:
+        data = bytearray()
+        while (byte := self._from.read(1)) != b"\0":
+            assert byte, "the browser ended"
+            data += byte
+        return dict(json.loads(data))
+
+    def _note(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
+        if event["method"] == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        elif event["method"] == "Runtime.exceptionThrown":
+            self.errors.append(parameters["exceptionDetails"]["exception"].get("description", ""))
+        elif event["method"] == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Page]:
+    assert BROWSER
+    browser_reads, we_write = os.pipe()
+    we_read, browser_writes = os.pipe()
+    options = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,1000 "
+        "--remote-debugging-pipe"
+    ).split()
+    options += [f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    # The browser reads file descriptor 3 and writes 4; a shell puts the pipes there.
+    shell = f'exec 3<&{browser_reads} 4>&{browser_writes}; exec "$@"'
+    process = subprocess.Popen(
+        ["bash", "-c", shell, "browser", BROWSER, *options],
+        pass_fds=(browser_reads, browser_writes),
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(browser_reads)
+    os.close(browser_writes)
+    try:
+        page = Page(we_write, we_read)
+        yield page
+        page.close()
+    finally:
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def served(html_dir: Path) -> Iterator[str]:
+    server = _history.serve(html_dir)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@example.org"}
+    identity |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@example.org"}
+    command = ["git", "-C", str(folder), "-c", "commit.gpgsign=false", *arguments]
+    return subprocess.run(command, env=os.environ | identity, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def benchmark(name: str, parameters: list[list[str]], names: list[str]) -> dict[str, Any]:
+    return {"name": name, "type": "track", "unit": "registers", "code": "", "version": "1", "params": parameters,
+            "param_names": names, "pretty_name": name}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of three commits on `main`, results of each as asv stores them, and the project's own settings."""
+    root = tmp_path_factory.mktemp("project")
+    git(root, "init", "-q", "-b", "main")
+    shutil.copy(_history.CONFIG, root / "asv.conf.json")
+    (root / "bench").mkdir()
+    machine = {"machine": "laptop", "os": "Linux", "ram": "8GB", "arch": "x86_64", "cpu": "some CPU", "num_cpu": "2"}
+    folder = root / "results" / "asv" / "laptop"
+    folder.mkdir(parents=True)
+    (folder / "machine.json").write_text(json.dumps(machine | {"version": 1}))
+    for i in range(3):
+        git(root, "commit", "-q", "--allow-empty", "-m", f"commit {i}")
+        store_result(folder, git(root, "rev-parse", "HEAD"), i, machine)
+    parameters = [["'triton'", "'cupy'"], ["'decode'"]]
+    described = {
+        "codegen.Codegen.track_registers": benchmark(
+            "codegen.Codegen.track_registers", parameters, ["provider", "workload"]
+        ),
+        "kv_blocks.track_waste": benchmark("kv_blocks.track_waste", [], []),
+        "version": 2,
+    }
+    (root / "results" / "asv" / "benchmarks.json").write_text(json.dumps(described))
+    return root
+
+
+def store_result(folder: Path, commit: str, i: int, machine: dict[str, str]) -> None:
+    parameters = [["'triton'", "'cupy'"], ["'decode'"]]
+    registers = [series[i] for series in REGISTERS.values()]
+    columns = ["result", "params", "version", "started_at", "duration"]
+    result = {
+        "commit_hash": commit,
+        "env_name": "virtualenv-py3.11",
+        "date": 1_700_000_000_000 + i * 86_400_000,
+        "params": machine | {"python": "3.11"},
+        "python": "3.11",
+        "requirements": {},
+        "env_vars": {},
+        "result_columns": columns,
+        "results": {
+            "codegen.Codegen.track_registers": [registers, parameters, "1", 0, 0.1],
+            "kv_blocks.track_waste": [[WASTE[i]], [], "1", 0, 0.1],
+        },
+        "durations": {},
+        "version": 2,
+    }
+    (folder / f"{commit[:8]}-virtualenv-py3.11.json").write_text(json.dumps(result))
+
+
+@pytest.fixture(scope="module")
+def html(project: Path) -> Path:
+    _history.publish(project / "html", project / "asv.conf.json")
+    return project / "html"
+
+
+def plotted(page: Page) -> dict[str, list[float]]:
+    """The points of every series in the page's main plot, as flot drew them, by the series' label."""
+    page.wait_for("$('#main-graph').data('plot') && $('#main-graph').data('plot').getData().length > 0")
+    script = """$('#main-graph').data('plot').getData().map(series =>
+        [series.label || '', series.data.filter(point => point[1] !== null).map(point => point[1])])"""
+    return dict(page.evaluate(script))
+
+
+def painted(page: Page) -> int:
+    """Pixels of the main plot's canvas that are not empty."""
+    script = """(() => { const canvas = $('#main-graph canvas.flot-base')[0];
+        const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        let count = 0; for (let i = 3; i < data.length; i += 4) count += data[i] > 0; return count; })()"""
+    return int(page.evaluate(script))
+
+
+def stayed_local(page: Page, url: str) -> None:
+    assert page.requests, "nothing was recorded, so nothing was checked"
+    outside = [request for request in page.requests if not request.startswith((f"{url}/", "data:", "about:"))]
+    assert not outside
+    assert not page.errors
+
+
+@needs_browser
+def test_page_shows_summary_and_plots_without_a_network(html: Path, tmp_path: Path) -> None:
+    with served(html) as url, browser(tmp_path / "profile") as page:
+        page.open(f"{url}/index.html")
+        page.wait_for("window.$ && $('#summarygrid-display .benchmark-plot').length >= 2")
+        grid = page.evaluate("$('#summarygrid-display').text()")
+        assert "track_registers" in grid
+        assert "track_waste" in grid
+        page.open(f"{url}/index.html#kv_blocks.track_waste")
+        page.wait_for("$('#main-graph').data('plot') && $('#graph-display').is(':visible')")
+        assert list(plotted(page).values()) == [WASTE]
+        assert painted(page) > 1000
+
+        page.open(f"{url}/index.html#codegen.Codegen.track_registers")
+        page.wait_for("$('#main-graph').data('plot').getData().length == 2")
+        series = plotted(page)
+        assert sorted(series.values()) == [[40, 48], [64, 66, 66]]
+        assert any("triton" in label for label, points in series.items() if points == [64, 66, 66]) or "" in series
+        page.screenshot(tmp_path / "plot.png")
+
+        page.open(f"{url}/index.html#summarylist")
+        page.wait_for("$('#summarylist-display tbody tr').length >= 3")
+        page.open(f"{url}/index.html#regressions")
+        page.wait_for("$('#regressions-display').is(':visible') && $('#regressions-body table').length")
+        assert "track_registers" in page.evaluate("$('#regressions-display').text()")
+        stayed_local(page, url)
+
+
+@needs_browser
+def test_browser_has_no_network(html: Path, tmp_path: Path) -> None:
+    """The test above means something: this browser reports what tries to leave, and nothing leaves."""
+    with served(html) as url, browser(tmp_path / "profile") as page:
+        page.open(f"{url}/index.html")
+        page.wait_for("window.$ && $('#summarygrid-display').length")
+        page.open("http://example.org/")
+        page.wait_for("document.readyState == 'complete' && location.href != 'about:blank'")
+        with pytest.raises(AssertionError):
+            stayed_local(page, url)
+
+
+@needs_browser
+def test_projects_own_results_show(tmp_path: Path) -> None:
+    """Every stored figure of a benchmark of this repository's results, in the plot of each machine."""
+    try:
+        found = _history.coverage()
+    except _history.HistoryError as error:
+        pytest.skip(f"no results stored yet: {error}")
+    if not found.shown:
+        pytest.skip(f"no results stored yet for this history: {found}")
+    index = _history.publish(tmp_path / "html")
+    data = json.loads((index.parent / "index.json").read_text())
+    names = sorted(data["benchmarks"])
+    assert names
+    with served(index.parent) as url, browser(tmp_path / "profile") as page:
+        page.open(f"{url}/index.html")
+        page.wait_for(f"window.$ && $('#summarygrid-display .benchmark-plot').length >= {len(names)}")
+        for name in (names[0], names[-1]):
+            page.open(f"{url}/index.html#{name}")
+            page.wait_for("$('#main-graph').data('plot') && $('#graph-display').is(':visible')")
+        page.screenshot(tmp_path / "own.png")
+        stayed_local(page, url)
+
+
+def test_nothing_fetched_from_elsewhere(html: Path) -> None:
+    for page in html.glob("*.html"):
+        for tag in re.findall(r"<(?:script|link|img|iframe|source|object|embed)\b[^>]*>", page.read_text()):
+            assert "//" not in tag, tag
+    for style in html.rglob("*.css"):
+        assert not re.search(r"(@import|url\(\s*['\"]?(https?:)?//)", style.read_text())
+    text = (html / "index.html").read_text()
+    assert "integrity=" not in text
+    for name in re.findall(r'(?:src|href)="([^"#:]+)"', text):
+        assert (html / name).is_file(), name
+
+
+def test_vendored_files_are_the_named_ones() -> None:
+    rows = json.loads((_history.WEB / "vendored.json").read_text())
+    for row in rows:
+        assert hashlib.sha256((_history.WEB / row["file"]).read_bytes()).hexdigest() == row["sha256"], row["file"]
+    kept = {path.name for path in _history.WEB.iterdir()} - {"vendored.json", "README.md", "LICENSES.md"}
+    assert kept == {row["file"] for row in rows}
+
+
+def test_unknown_file_of_a_newer_page_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text('<head><script src="https://cdn.example.org/new.min.js"></script></head>')
+    with pytest.raises(_history.HistoryError, match=r"new\.min\.js, of which bench/web has no copy"):
+        _history.make_self_contained(tmp_path)
+
+
+def test_server_is_reachable_from_this_machine_only(html: Path) -> None:
+    server = _history.serve(html)
+    assert server.server_address[0] == "127.0.0.1"
+    server.server_close()
+    with served(html) as url, urllib.request.urlopen(f"{url}/index.json") as answer:
+        assert json.load(answer)["project"] == "pagebench"
+
+
+def test_detached_clone_without_the_branch(project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(project), str(clone)], check=True)
+    git(clone, "checkout", "-q", "--detach")
+    git(clone, "branch", "-q", "-D", "main")
+    git(clone, "remote", "remove", "origin")
+    for name in ("asv.conf.json", "bench", "results"):
+        copy = shutil.copytree if (project / name).is_dir() else shutil.copy
+        copy(project / name, clone / name)
+    _history.publish(tmp_path / "html", clone / "asv.conf.json")
+    assert "showing the history of HEAD" in capfd.readouterr().err
+    published = json.loads(next((tmp_path / "html" / "graphs").rglob("branch-HEAD/**/kv_blocks.track_waste.json")).read_text())
+    assert [value for _, value in published] == WASTE
+
+
+def test_shallow_clone_says_what_is_missing(project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--depth", "2", f"file://{project}", str(clone)], check=True)
+    for name in ("asv.conf.json", "bench", "results"):
+        copy = shutil.copytree if (project / name).is_dir() else shutil.copy
+        copy(project / name, clone / name)
+    _history.publish(tmp_path / "html", clone / "asv.conf.json")
+    said = capfd.readouterr().err
+    assert "2 of 3 measured commits are on main and shown" in said
+    assert "git fetch --unshallow" in said
+
+
+def test_results_of_another_history_are_an_error(project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q", "-b", "main")
+    git(other, "commit", "-q", "--allow-empty", "-m", "unrelated")
+    for name in ("asv.conf.json", "bench", "results"):
+        copy = shutil.copytree if (project / name).is_dir() else shutil.copy
+        copy(project / name, other / name)
+    with pytest.raises(_history.HistoryError, match="0 of 3 measured commits are on main"):
+        _history.publish(tmp_path / "html", other / "asv.conf.json")
+    assert not (tmp_path / "html").exists()
+
+
+def test_no_results_is_an_error_that_says_what_to_do(project: Path, tmp_path: Path) -> None:
+    shutil.copy(project / "asv.conf.json", tmp_path)
+    with pytest.raises(_history.HistoryError, match="nox -s bench -- --machine NAME"):
+        _history.publish(tmp_path / "html", tmp_path / "asv.conf.json")
+
+
+def test_another_folder_is_not_replaced(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(_history.HistoryError, match="html_dir must be empty or an earlier history"):
+        _history.publish(tmp_path, project / "asv.conf.json")
+    assert (tmp_path / "thesis.tex").is_file()
+
+
+def test_publishing_twice_replaces_the_page(project: Path, html: Path) -> None:
+    assert _history.publish(html, project / "asv.conf.json") == html / "index.html"
