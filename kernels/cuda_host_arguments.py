@@ -1,0 +1,137 @@
+"""Kernel arguments on the host: CuPy's conversions, checked against the kernel's parameter types."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pagebench.kernels.launch_buffers import Buffer, buffers_of
+
+_KINDS = {"p": "a pointer", "i": "a signed integer", "u": "an unsigned integer", "b": "bool", "f": "a float", "s": "a struct"}
+
+
+class _ParamStruct(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("pointee_size", ctypes.c_uint32),
+        ("kind", ctypes.c_char),
+        ("pointee", ctypes.c_char),
+        ("padding", ctypes.c_char * 6),
+    )
+
+
+class KernelInfo(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("call", ctypes.c_void_p),
+        ("params", ctypes.POINTER(_ParamStruct)),
+        ("num_params", ctypes.c_uint64),
+    )
+
+
+class Range(ctypes.Structure):
+    _fields_ = (("lo", ctypes.c_uint64), ("hi", ctypes.c_uint64), ("writable", ctypes.c_uint64))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelParam:
+    """One parameter: `kind` a letter of _KINDS, sizes in bytes, `pointee` the kind of what a pointer points to ("v": void)."""
+
+    name: str
+    kind: str
+    size: int
+    pointee: str
+    pointee_size: int
+
+    @classmethod
+    def read(cls, raw: Any, name: str) -> "KernelParam":
+        pointee = raw.pointee.decode() if raw.kind == b"p" else ""
+        return cls(name, raw.kind.decode(), raw.size, pointee, raw.pointee_size)
+
+    def __str__(self) -> str:
+        return f"{_KINDS[self.kind]} of {self.size} bytes"
+
+
+class ArgumentBlock:
+    """The bytes of one launch's arguments and the memory they bring: `address` of the pointers to them, `ranges`, `buffers`."""
+
+    def __init__(self, kernel: str, params: Sequence[KernelParam], args: Sequence[Any]) -> None:
+        if len(args) != len(params):
+            names = ", ".join(p.name for p in params)
+            raise ValueError(f"args must be {len(params)} values ({names}) for {kernel}, not {len(args)}")
+        self._kept = tuple(args)
+        self.buffers: list[Buffer] = []
+        ranges: list[tuple[int, int, int]] = []
+        values = [self._value(kernel, p, a, ranges) for p, a in zip(params, args, strict=True)]
+        self._fill(values)
+        ranges.append((self.address, self.address + ctypes.sizeof(self._memory), 0))
+        self.ranges = (Range * len(ranges))(*ranges)
+
+    def _fill(self, values: list[bytes]) -> None:
+        """The pointer array, then each value on a boundary of 64 bytes (no parameter type needs more)."""
+        head = -(-8 * max(len(values), 1) // 64) * 64
+        offsets = [head]
+        for value in values:
+            offsets.append(offsets[-1] + -(-len(value) // 64) * 64)
+        self._memory = (ctypes.c_char * (offsets[-1] + 64))()
+        self.address = -(-ctypes.addressof(self._memory) // 64) * 64
+        # Alignment moves the block by less than the 64 spare bytes at its end.
+        for i, (value, offset) in enumerate(zip(values, offsets, strict=False)):
+            ctypes.c_uint64.from_address(self.address + 8 * i).value = self.address + offset
+            ctypes.memmove(self.address + offset, value, len(value))
+
+    def _value(self, kernel: str, param: KernelParam, arg: Any, ranges: list[tuple[int, int, int]]) -> bytes:
+        where = f"{kernel}: argument {param.name!r}"
+        if isinstance(arg, np.ndarray) and not (arg.ndim == 0 and param.kind == "s"):
+            return self._array(where, param, arg, ranges)
+        scalar = _as_scalar(where, arg)
+        if param.kind == "p":
+            if arg is not None and scalar.dtype.itemsize != 8:
+                raise ValueError(f"{where} must be an array, None or a 64-bit address for a pointer, not {arg!r}")
+            return scalar.tobytes()
+        if arg is None:
+            raise ValueError(f"{where} must be {param}, not None")
+        if scalar.dtype.itemsize != param.size or not _same_kind(param.kind, scalar.dtype):
+            raise ValueError(f"{where} must be {param} (the kernel's parameter type), not {scalar.dtype.name} {arg!r}")
+        return scalar.tobytes()
+
+    def _array(self, where: str, param: KernelParam, array: Any, ranges: list[tuple[int, int, int]]) -> bytes:
+        if param.kind != "p":
+            raise ValueError(f"{where} must be {param}, not an array of {array.dtype.name}")
+        if any(stride < 0 for stride in array.strides):
+            raise ValueError(f"{where} must have no negative strides, not {array.strides}")
+        if param.pointee == "f" and array.itemsize not in (param.pointee_size, 1):
+            raise ValueError(
+                f"{where} must hold {param.pointee_size}-byte floats (the kernel's pointer type), not {array.dtype.name}"
+            )
+        if param.pointee == "p" and array.itemsize != 8:
+            raise ValueError(f"{where} must hold 64-bit addresses, not {array.dtype.name}")
+        views = (array, *getattr(array, "targets", ()))
+        for buffer, view in zip(buffers_of(param.name, array), views, strict=True):
+            self.buffers.append(buffer)
+            ranges.append((buffer.start, buffer.stop, int(view.flags.writeable)))
+        return int(array.ctypes.data).to_bytes(8, "little")
+
+
+def _as_scalar(where: str, arg: Any) -> np.ndarray[Any, Any]:
+    """The 0-d array of a scalar argument, in the type that CuPy passes."""
+    if arg is None:
+        return np.array(0, np.int64)
+    if isinstance(arg, np.generic):
+        return np.asarray(arg)
+    if isinstance(arg, np.ndarray) and arg.ndim == 0:
+        return arg
+    for kind, dtype in ((bool, np.bool_), (int, np.int64), (float, np.float64)):
+        if isinstance(arg, kind):
+            return np.array(arg, dtype)
+    raise TypeError(f"{where} must be a NumPy array, a NumPy or Python scalar or None, not {type(arg).__name__}")
+
+
+def _same_kind(kind: str, dtype: np.dtype[Any]) -> bool:
+    if kind == "s":
+        return True
+    if dtype.kind in "iub":
+        return kind in "iub"
+    return kind == "f" and dtype.kind in "fV"  # ml_dtypes' types say V

@@ -1,0 +1,187 @@
+"""Compiles a CUDA C++ module for the host and keeps the result in a per-user cache.
+
+The cache is addressed by content: the expanded source, the host headers, the compiler and its flags. Files appear in
+it by rename, so any number of processes may build at once. PAGEBENCH_CACHE_DIR, XDG_CACHE_HOME, then ~/.cache say where.
+"""
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pagebench.kernels.cuda_host_source import HostSource
+from pagebench.kernels.cuda_toolkit import include_dirs
+
+_HERE = Path(__file__).resolve().parent
+_LANGUAGE_HEADERS = ("cuda_host.hpp", "cuda_host_intrinsics.hpp", "cuda_host_math.hpp", "cuda_host_runtime.hpp")
+_RUNTIME_SOURCES = (
+    "cuda_host_runtime.cpp",
+    "cuda_host_runtime.hpp",
+    "cuda_host_fibers.hpp",
+    "cuda_host_memory.hpp",
+    "cuda_host_scheduler.hpp",
+    "cuda_host_warp.hpp",
+)
+_COMMON = ("-std=c++20", "-g1", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")
+_RUNTIME_FLAGS = (*_COMMON, "-O2")
+_KERNEL_FLAGS = (
+    *_COMMON,
+    "-O1",
+    # A CUDA kernel reads one array through several types, and its float results are not contracted on the host.
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    # Each access of the source stays one access of its own width, so that the check sees what a GPU would do.
+    "-fno-tree-sra",
+    "-fno-store-merging",
+    "-fno-tree-vectorize",
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-threadsafe-statics",
+    "-fsanitize=kernel-address",
+    "--param=asan-instrumentation-with-call-threshold=0",
+    "--param=asan-stack=0",
+    "--param=asan-globals=1",
+    "-fsanitize=alignment,bounds,integer-divide-by-zero",
+    "-Werror=frame-larger-than=131072",  # a thread's stack is 256 KiB
+)
+
+
+class CompilerMissing(RuntimeError):
+    """There is no g++ to compile the kernel with."""
+
+
+class CompileError(RuntimeError):
+    """g++ refused the kernel; the message holds its errors."""
+
+
+def cache_dir() -> Path:
+    """The folder of compiled modules, created on first use."""
+    explicit = os.environ.get("PAGEBENCH_CACHE_DIR")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagebench"
+    path = (Path(explicit) if explicit else base) / "cuda_host"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@functools.cache
+def compiler() -> tuple[str, str]:
+    """Path and version line of g++ (or of $CXX). Raises CompilerMissing."""
+    name = os.environ.get("CXX") or "g++"
+    path = shutil.which(name)
+    if path is None:
+        raise CompilerMissing(
+            f"no C++ compiler {name!r}: running CUDA C++ without a GPU needs g++ 11 or newer "
+            "(Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++)"
+        )
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    if "clang" in version:
+        raise CompilerMissing(f"{path} is clang: running CUDA C++ without a GPU needs g++ (apt-get install g++)")
+    return path, version.splitlines()[0]
+
+
+def build(source: HostSource, entry: str, defines: Sequence[str], search: Sequence[Path]) -> Path:
+    """The shared object of one module: `source` and the generated `entry` code, with the -D/-U options `defines`."""
+    unit = _translation_unit(source, entry)
+    runtime, headers = _runtime_object(), _precompiled_headers()
+    key = _digest(unit, *defines, *map(str, search), runtime.name, headers.name)
+
+    def compile_to(target: Path) -> None:
+        folder = target.parent
+        (folder / "module.cpp").write_text(unit)
+        includes = [f"-I{path}" for path in (headers, *_language_dirs(), *search)]
+        _run([*_KERNEL_FLAGS, *defines, *includes, "-shared", "-Wl,-Bsymbolic,-z,defs,-z,now", "-o", str(target),
+              str(folder / "module.cpp"), str(runtime)])  # fmt: skip
+
+    return _cached(f"module-{key}.so", compile_to)
+
+
+def _translation_unit(source: HostSource, entry: str) -> str:
+    system = "".join(f"#if __has_include(<{h}>)\n#include <{h}>\n#endif\n" for h in dict.fromkeys(source.system))
+    shared = "".join(f'{{"{name}", {first}, {last}}}, ' for name, first, last in dict.fromkeys(source.shared_lines))
+    return (
+        f'#include "cuda_host.hpp"\n{system}namespace {{\n{source.text}}}\n#line 1 "cuda_host entry"\n'
+        f'extern "C" {{\nextern const cuda_host::SharedLines cuda_host_shared_lines[] = {{{shared}{{nullptr, 0, 0}}}};\n'
+        "extern const cuda_host::Coordinates cuda_host_coordinates = {&threadIdx.x, &blockIdx.x, &blockDim.x, &gridDim.x};\n"
+        f"}}\n{entry}"
+    )
+
+
+def _language_dirs() -> tuple[Path, ...]:
+    return (_HERE, *include_dirs())
+
+
+def _headers_identity() -> str:
+    """NVIDIA's headers by path, size and time: hashing them all would cost more than it protects."""
+    parts = []
+    for name in ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_fp8.h", "vector_types.h"):
+        path = include_dirs()[0] / name
+        stat = path.stat()
+        parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    return "\n".join(parts)
+
+
+def _runtime_object() -> Path:
+    key = _digest(*(_text(name) for name in _RUNTIME_SOURCES), *_RUNTIME_FLAGS, *compiler())
+    command = [*_RUNTIME_FLAGS, "-c", str(_HERE / "cuda_host_runtime.cpp"), "-o"]
+    return _cached(f"runtime-{key}.o", lambda target: _run([*command, str(target)]))
+
+
+def _precompiled_headers() -> Path:
+    """A folder with cuda_host.hpp.gch: reading NVIDIA's headers anew costs half a second a module."""
+    key = _digest(*(_text(name) for name in _LANGUAGE_HEADERS), _headers_identity(), *_KERNEL_FLAGS, *compiler())
+
+    def compile_to(target: Path) -> None:
+        target.mkdir()
+        includes = [f"-I{path}" for path in _language_dirs()]
+        _run([*_KERNEL_FLAGS, *includes, "-x", "c++-header", str(_HERE / "cuda_host.hpp"), "-o",
+              str(target / "cuda_host.hpp.gch")])  # fmt: skip
+
+    return _cached(f"headers-{key}", compile_to)
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_HERE / name).read_text()
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _cached(name: str, make: Callable[[Path], None]) -> Path:
+    path = cache_dir() / name
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir()) as folder:
+        target = Path(folder) / name
+        make(target)
+        try:
+            target.rename(path)
+        except OSError:  # another process put the same folder there first
+            if not path.exists():
+                raise
+    return path
+
+
+def _run(arguments: list[str]) -> None:
+    done = subprocess.run([compiler()[0], *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.splitlines()
+        raise CompileError("g++ refused the kernel:\n" + "\n".join(lines[:60]))
+
+
+@functools.lru_cache(maxsize=4096)
+def source_line(module: str, offset: int) -> str:
+    """FILE:LINE of the kernel source at `offset` bytes into a module; "" when binutils' addr2line is missing."""
+    tool = shutil.which("addr2line")
+    if tool is None:
+        return ""
+    done = subprocess.run([tool, "-i", "-s", "-e", module, hex(offset)], capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        place = line.split(" ")[0]
+        if not place.startswith(("cuda_", "?", "vector_", "type_traits")):  # not our headers, nor NVIDIA's
+            return place
+    return ""

@@ -1,0 +1,156 @@
+// CUDA's arithmetic, conversion and bit intrinsics, and the half and bf16 functions that NVIDIA's headers keep for
+// device code. Approximate instructions are computed exactly rounded here. Included by cuda_host.hpp.
+#pragma once
+
+#define CUDA_HOST_MIN_MAX(T)                             \
+  inline T min(T a, T b) { return b < a ? b : a; }       \
+  inline T max(T a, T b) { return a < b ? b : a; }
+CUDA_HOST_MIN_MAX(int)
+CUDA_HOST_MIN_MAX(unsigned)
+CUDA_HOST_MIN_MAX(long)
+CUDA_HOST_MIN_MAX(unsigned long)
+CUDA_HOST_MIN_MAX(long long)
+CUDA_HOST_MIN_MAX(unsigned long long)
+#undef CUDA_HOST_MIN_MAX
+inline unsigned min(int a, unsigned b) { return min(unsigned(a), b); }
+inline unsigned min(unsigned a, int b) { return min(a, unsigned(b)); }
+inline unsigned max(int a, unsigned b) { return max(unsigned(a), b); }
+inline unsigned max(unsigned a, int b) { return max(a, unsigned(b)); }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+inline double min(double a, double b) { return fmin(a, b); }
+inline double max(double a, double b) { return fmax(a, b); }
+inline double min(float a, double b) { return fmin(a, b); }
+inline double min(double a, float b) { return fmin(a, b); }
+inline double max(float a, double b) { return fmax(a, b); }
+inline double max(double a, float b) { return fmax(a, b); }
+
+template <class T>
+inline T __ldg(const T* p) { return *p; }
+template <class T>
+inline T __ldcs(const T* p) { return *p; }
+template <class T>
+inline T __ldcg(const T* p) { return *p; }
+template <class T>
+inline T __ldca(const T* p) { return *p; }
+template <class T>
+inline void __stcs(T* p, T value) { *p = value; }
+template <class T>
+inline void __stcg(T* p, T value) { *p = value; }
+template <class T>
+inline void __stwt(T* p, T value) { *p = value; }
+
+inline float rsqrtf(float x) { return float(1 / std::sqrt(double(x))); }
+inline double rsqrt(double x) { return 1 / std::sqrt(x); }
+inline float exp10f(float x) { return float(std::pow(10.0, double(x))); }
+inline float __saturatef(float x) { return x >= 1 ? 1.0f : x > 0 ? x : 0.0f; }
+inline float __expf(float x) { return expf(x); }
+inline float __exp10f(float x) { return exp10f(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __log2f(float x) { return log2f(x); }
+inline float __log10f(float x) { return log10f(x); }
+inline float __powf(float x, float y) { return powf(x, y); }
+inline float __sinf(float x) { return sinf(x); }
+inline float __cosf(float x) { return cosf(x); }
+inline float __tanf(float x) { return tanf(x); }
+inline float __tanhf(float x) { return tanhf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __frsqrt_rn(float x) { return rsqrtf(x); }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+
+inline int __float_as_int(float x) { return int(cuda_host::to_bits(x)); }
+inline unsigned __float_as_uint(float x) { return unsigned(cuda_host::to_bits(x)); }
+inline float __int_as_float(int x) { return cuda_host::from_bits<float>(unsigned(x)); }
+inline float __uint_as_float(unsigned x) { return cuda_host::from_bits<float>(x); }
+inline long long __double_as_longlong(double x) { return (long long)cuda_host::to_bits(x); }
+inline double __longlong_as_double(long long x) { return cuda_host::from_bits<double>(uint64_t(x)); }
+
+namespace cuda_host {
+
+// cvt of PTX: saturates, and NaN becomes 0.
+template <class T>
+inline T to_integer(double x) {
+  if (x != x) return 0;
+  if (x <= double(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
+  if (x >= double(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
+  return T(x);
+}
+
+}  // namespace cuda_host
+
+inline int __float2int_rn(float x) { return cuda_host::to_integer<int>(nearbyint(x)); }
+inline int __float2int_rz(float x) { return cuda_host::to_integer<int>(trunc(x)); }
+inline int __float2int_rd(float x) { return cuda_host::to_integer<int>(floor(x)); }
+inline int __float2int_ru(float x) { return cuda_host::to_integer<int>(ceil(x)); }
+inline unsigned __float2uint_rn(float x) { return cuda_host::to_integer<unsigned>(nearbyint(x)); }
+inline unsigned __float2uint_rz(float x) { return cuda_host::to_integer<unsigned>(trunc(x)); }
+inline float __int2float_rn(int x) { return float(x); }
+inline float __uint2float_rn(unsigned x) { return float(x); }
+inline float __double2float_rn(double x) { return float(x); }
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
+inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll((unsigned long long)x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline unsigned __brev(unsigned x) {
+  unsigned y = 0;
+  for (int i = 0; i < 32; ++i) y |= (x >> i & 1) << (31 - i);
+  return y;
+}
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = uint64_t(y) << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned s = selector >> (4 * i) & 15;
+    unsigned byte = unsigned(bytes >> (8 * (s & 7))) & 0xFF;
+    if (s & 8) byte = byte & 0x80 ? 0xFF : 0;
+    result |= byte << (8 * i);
+  }
+  return result;
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+  return unsigned((uint64_t(high) << 32 | low) << (shift & 31) >> 32);
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return unsigned((uint64_t(high) << 32 | low) >> (shift & 31));
+}
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+inline int __mulhi(int a, int b) { return int(int64_t(a) * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+inline int __mul24(int a, int b) { return int(unsigned(a << 8 >> 8) * unsigned(b << 8 >> 8)); }
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; ++i) c = int(unsigned(c) + unsigned(int(int8_t(a >> 8 * i)) * int8_t(b >> 8 * i)));
+  return c;
+}
+inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+  for (int i = 0; i < 4; ++i) c += unsigned(uint8_t(a >> 8 * i)) * uint8_t(b >> 8 * i);
+  return c;
+}
+inline long long clock64() { return 0; }
+inline int clock() { return 0; }
+
+// fma of halves, rounded once: the product is exact in double, and an inexact sum is rounded to odd before the final rounding.
+inline __half __hfma(__half a, __half b, __half c) {
+  const double product = double(__half2float(a)) * __half2float(b), addend = __half2float(c);
+  double sum = product + addend;
+  const double part = sum - product;
+  const double error = (product - (sum - part)) + (addend - part);
+  if (error != 0 && error == error && (cuda_host::to_bits(sum) & 1) == 0) sum = nextafter(sum, error > 0 ? INFINITY : -INFINITY);
+  return __double2half(sum);
+}
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  return __halves2half2(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
+}

@@ -1,0 +1,353 @@
+// The check before every access, and the sanitizer entry points that g++ calls. Included by cuda_host_runtime.cpp only.
+//
+// A later memory trace hooks in here: `on_access` sees each load and store of every thread, with its address and size.
+#pragma once
+#include <link.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "cuda_host_runtime.hpp"
+
+namespace cuda_host {
+
+alignas(1024) unsigned char dynamic_shared[kMaxShared];
+
+// A variable of the module that g++ registered: a __shared__ array, a __device__ or __constant__ variable.
+struct Global {
+  uintptr_t lo, hi, redzone_end;
+  const char* name;
+  bool shared, writable;
+};
+
+struct Region {
+  uintptr_t lo, hi;
+  bool writable;
+};
+
+struct Memory {
+  std::vector<Global> globals;  // sorted by lo
+  std::vector<Region> regions;  // sorted, disjoint: what this launch may touch besides stacks
+  uintptr_t module_base = 0, module_lo = 0, module_hi = 0;
+  uint64_t dynamic_bytes = 0;
+};
+
+// Outside a launch the whole address space is allowed, for the module's own static initialisers.
+static uintptr_t stack_lo = 0, stack_bytes = UINTPTR_MAX;
+static Region recent[2];
+static Memory memory;
+static Fault fault;
+[[noreturn]] void abandon();  // the scheduler's
+
+static void set_text(char* to, size_t size, const char* text) {
+  snprintf(to, size, "%s", text == nullptr ? "" : text);
+}
+
+static uintptr_t dynamic_lo() { return reinterpret_cast<uintptr_t>(dynamic_shared); }
+
+static const Global* global_at_or_before(uintptr_t p) {
+  auto after = std::upper_bound(memory.globals.begin(), memory.globals.end(), p,
+                                [](uintptr_t address, const Global& g) { return address < g.lo; });
+  return after == memory.globals.begin() ? nullptr : &*(after - 1);
+}
+
+static void describe_object(uintptr_t p) {
+  if (p >= dynamic_lo() && p < dynamic_lo() + kMaxShared) {
+    fault.space = kDynamicShared;
+    fault.object_lo = dynamic_lo(), fault.object_hi = dynamic_lo() + memory.dynamic_bytes;
+    set_text(fault.object, sizeof fault.object, "dynamic shared memory");
+    return;
+  }
+  const Global* g = global_at_or_before(p);
+  if (g == nullptr || p >= g->redzone_end) {  // the bytes just before a variable are nobody's either
+    auto next = g == nullptr ? memory.globals.begin() : memory.globals.begin() + (g - memory.globals.data()) + 1;
+    g = next != memory.globals.end() && next->lo - p < 64 ? &*next : nullptr;
+  }
+  if (g != nullptr) {
+    fault.space = g->shared ? kStaticShared : kModule;
+    fault.object_lo = g->lo, fault.object_hi = g->hi;
+    set_text(fault.object, sizeof fault.object, g->name);
+  }
+}
+
+[[noreturn]] static void fail(FaultKind kind, uintptr_t p, size_t size, Access access, const void* pc) {
+  fault.kind = kind, fault.address = p, fault.size = size, fault.access = access;
+  fault.pc = pc == nullptr ? 0 : reinterpret_cast<uint64_t>(pc) - memory.module_base;
+  describe_object(p);
+  abandon();
+}
+
+static void remember(const Region& region) {
+  recent[1] = recent[0];
+  recent[0] = region;
+}
+
+static bool in_module(uintptr_t p, size_t size) { return p >= memory.module_lo && p + size <= memory.module_hi; }
+
+__attribute__((noinline, cold)) static void check_slowly(uintptr_t p, size_t size, Access access, const void* pc) {
+  auto after = std::upper_bound(memory.regions.begin(), memory.regions.end(), p,
+                                [](uintptr_t address, const Region& r) { return address < r.lo; });
+  if (after != memory.regions.begin()) {
+    const Region& region = *(after - 1);
+    if (size <= region.hi - region.lo && p <= region.hi - size) {
+      if (access != kLoad && !region.writable) fail(kReadOnly, p, size, access, pc);
+      return remember(region);
+    }
+  }
+  // Constants that g++ does not register (string literals, tables of inline functions) may be read.
+  const bool shared = p + size > dynamic_lo() && p < dynamic_lo() + kMaxShared;
+  const Global* g = global_at_or_before(p);
+  if (access == kLoad && in_module(p, size) && !shared && (g == nullptr || p >= g->redzone_end)) return;
+  fail(kMemory, p, size, access, pc);
+}
+
+inline void on_access(uintptr_t p, size_t size, Access access, const void* pc) {
+  if (p - stack_lo < stack_bytes) {
+    if (p - stack_lo <= stack_bytes - size) return;
+    fail(kMemory, p, size, access, pc);
+  }
+  for (const Region& r : recent)
+    if (p >= r.lo && p <= r.hi - size && size <= r.hi - r.lo && (access == kLoad || r.writable)) return;
+  check_slowly(p, size, access, pc);
+}
+
+void check_access(const void* p, size_t size, Access access, const void* pc) {
+  on_access(reinterpret_cast<uintptr_t>(p), size, access, pc);
+}
+
+void check_atomic(const void* pointer, size_t size, const void* pc) {
+  const uintptr_t p = reinterpret_cast<uintptr_t>(pointer);
+  if (p % size != 0) {
+    fault.index = static_cast<int64_t>(size);
+    fail(kMisaligned, p, size, kAtomic, pc);
+  }
+  on_access(p, size, kAtomic, pc);
+}
+
+void check_space(const void* pointer, size_t size, size_t align, Access access, Space space, const void* pc) {
+  const uintptr_t p = reinterpret_cast<uintptr_t>(pointer);
+  if (p % align != 0) {
+    fault.index = static_cast<int64_t>(align);
+    fail(kMisaligned, p, size, access, pc);
+  }
+  if (size == 0) return;
+  on_access(p, size, access, pc);
+  const Global* g = global_at_or_before(p);
+  const bool shared = (p >= dynamic_lo() && p < dynamic_lo() + kMaxShared) || (g != nullptr && p < g->hi && g->shared);
+  const bool local = p - stack_lo < stack_bytes;
+  if (shared == (space != kGlobal) && !local) return;
+  set_text(fault.message, sizeof fault.message,
+           space == kGlobal ? "the instruction needs a pointer to global memory" : "the instruction needs a pointer to shared memory");
+  fail(kMemory, p, size, access, pc);
+}
+
+void abort_kernel(const char* what, const char* file, int line) {
+  fault.kind = kAborted, fault.line = line;
+  set_text(fault.message, sizeof fault.message, what);
+  set_text(fault.file, sizeof fault.file, file);
+  abandon();
+}
+
+static int find_module(dl_phdr_info* info, size_t, void*) {
+  uintptr_t lo = UINTPTR_MAX, hi = 0;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& segment = info->dlpi_phdr[i];
+    if (segment.p_type != PT_LOAD) continue;
+    lo = std::min<uintptr_t>(lo, info->dlpi_addr + segment.p_vaddr);
+    hi = std::max<uintptr_t>(hi, info->dlpi_addr + segment.p_vaddr + segment.p_memsz);
+  }
+  if (dynamic_lo() < lo || dynamic_lo() >= hi) return 0;
+  memory.module_base = info->dlpi_addr, memory.module_lo = lo, memory.module_hi = hi;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& segment = info->dlpi_phdr[i];
+    if (segment.p_type != PT_LOAD) continue;
+    const uintptr_t start = info->dlpi_addr + segment.p_vaddr;
+    for (Global& g : memory.globals)
+      if (g.lo >= start && g.lo < start + segment.p_memsz) g.writable = (segment.p_flags & PF_W) != 0;
+  }
+  // Constant data that needs relocation sits in a writable segment until the loader protects it.
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& segment = info->dlpi_phdr[i];
+    if (segment.p_type != PT_GNU_RELRO) continue;
+    const uintptr_t start = info->dlpi_addr + segment.p_vaddr;
+    for (Global& g : memory.globals)
+      if (g.lo >= start && g.lo < start + segment.p_memsz) g.writable = false;
+  }
+  return 1;
+}
+
+// What this launch may touch: its buffers (overlapping ones joined), shared memory, the module's own variables.
+static void set_regions(const Launch& launch) {
+  if (memory.module_hi == 0) {
+    std::sort(memory.globals.begin(), memory.globals.end(), [](const Global& a, const Global& b) { return a.lo < b.lo; });
+    dl_iterate_phdr(find_module, nullptr);
+  }
+  memory.dynamic_bytes = launch.dynamic_shared;
+  std::vector<Region>& regions = memory.regions;
+  regions.clear();
+  for (uint64_t i = 0; i < launch.num_ranges; ++i) {
+    const Range& r = launch.ranges[i];
+    if (r.lo < r.hi) regions.push_back({r.lo, r.hi, r.writable != 0});
+  }
+  for (const Global& g : memory.globals) regions.push_back({g.lo, g.hi, g.writable});
+  if (launch.dynamic_shared > 0) regions.push_back({dynamic_lo(), dynamic_lo() + launch.dynamic_shared, true});
+  std::sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) { return a.lo < b.lo; });
+  size_t kept = 0;
+  for (const Region& r : regions) {
+    if (kept > 0 && r.lo < regions[kept - 1].hi) {
+      regions[kept - 1].hi = std::max(regions[kept - 1].hi, r.hi);
+      regions[kept - 1].writable |= r.writable;
+    } else {
+      regions[kept++] = r;
+    }
+  }
+  regions.resize(kept);
+  recent[0] = recent[1] = {0, 0, false};
+}
+
+static void poison_shared() {  // 0xFF bytes: NaN as float, half or bf16, -1 as an integer
+  memset(dynamic_shared, 0xFF, memory.dynamic_bytes);
+  for (const Global& g : memory.globals)
+    if (g.shared) memset(reinterpret_cast<void*>(g.lo), 0xFF, g.hi - g.lo);
+}
+
+}  // namespace cuda_host
+
+using cuda_host::kLoad;
+using cuda_host::kStore;
+#define CALLER __builtin_return_address(0)
+#define CHECKS(SIZE)                                                                                          \
+  extern "C" void __asan_load##SIZE##_noabort(uintptr_t p) { cuda_host::on_access(p, SIZE, kLoad, CALLER); }   \
+  extern "C" void __asan_store##SIZE##_noabort(uintptr_t p) { cuda_host::on_access(p, SIZE, kStore, CALLER); }
+CHECKS(1)
+CHECKS(2)
+CHECKS(4)
+CHECKS(8)
+CHECKS(16)
+#undef CHECKS
+
+extern "C" {
+
+void __asan_loadN_noabort(uintptr_t p, size_t size) {
+  if (size > 0) cuda_host::on_access(p, size, kLoad, CALLER);
+}
+void __asan_storeN_noabort(uintptr_t p, size_t size) {
+  if (size > 0) cuda_host::on_access(p, size, kStore, CALLER);
+}
+
+// memcpy, memmove and memset of a size that is no constant stay calls: cuda_host.hpp sends the kernel's here.
+void* cuda_host_memcpy(void* to, const void* from, size_t size) {
+  if (size == 0) return to;
+  cuda_host::check_access(from, size, kLoad, CALLER);
+  cuda_host::check_access(to, size, kStore, CALLER);
+  return __builtin_memmove(to, from, size);
+}
+void* cuda_host_memmove(void* to, const void* from, size_t size) {
+  if (size == 0) return to;
+  cuda_host::check_access(from, size, kLoad, CALLER);
+  cuda_host::check_access(to, size, kStore, CALLER);
+  return __builtin_memmove(to, from, size);
+}
+void* cuda_host_memset(void* to, int value, size_t size) {
+  if (size == 0) return to;
+  cuda_host::check_access(to, size, kStore, CALLER);
+  return __builtin_memset(to, value, size);
+}
+
+// GCC's description of a global variable (libsanitizer's __asan_global).
+struct RegisteredGlobal {
+  uintptr_t lo;
+  size_t size, size_with_redzone;
+  const char *name, *module;
+  uintptr_t dynamic_init;
+  const struct { const char* file; uint32_t line, column; } * location;
+  uintptr_t odr_indicator;
+};
+
+extern const cuda_host::SharedLines cuda_host_shared_lines[];
+
+void __asan_register_globals(const RegisteredGlobal* globals, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const RegisteredGlobal& g = globals[i];
+    bool shared = false;
+    for (auto* lines = cuda_host_shared_lines; g.location != nullptr && lines->file != nullptr; ++lines)
+      shared |= g.location->line >= lines->first && g.location->line <= lines->last &&
+                strcmp(g.location->file, lines->file) == 0;
+    cuda_host::memory.globals.push_back({g.lo, g.lo + g.size, g.lo + g.size_with_redzone, g.name, shared, true});
+  }
+}
+void __asan_unregister_globals(const RegisteredGlobal*, size_t) {}
+void __asan_handle_no_return() {}
+void __asan_before_dynamic_init(const char*) {}
+void __asan_after_dynamic_init() {}
+
+// UBSan's data (libsanitizer's ubsan_value.h).
+struct SourceLocation {
+  const char* file;
+  uint32_t line, column;
+};
+struct TypeDescriptor {
+  uint16_t kind, info;
+  char name[1];
+};
+struct TypeMismatchData {
+  SourceLocation location;
+  const TypeDescriptor* type;
+  unsigned char log_alignment, check_kind;
+};
+struct OverflowData {
+  SourceLocation location;
+  const TypeDescriptor* type;
+};
+struct IndexData {
+  SourceLocation location;
+  const TypeDescriptor *array, *index;
+};
+
+static void locate(const SourceLocation& location) {
+  cuda_host::set_text(cuda_host::fault.file, sizeof cuda_host::fault.file, location.file);
+  cuda_host::fault.line = location.line;
+}
+
+void __ubsan_handle_type_mismatch_v1(TypeMismatchData* data, uintptr_t p) {
+  using namespace cuda_host;
+  if (stack_bytes == UINTPTR_MAX) return;
+  const bool store = data->check_kind == 1;
+  locate(data->location);
+  set_text(fault.message, sizeof fault.message, data->type->name);
+  fault.index = 1ll << data->log_alignment;
+  fail(kMisaligned, p, 0, store ? kStore : kLoad, nullptr);
+}
+
+void __ubsan_handle_out_of_bounds(IndexData* data, uintptr_t value) {
+  using namespace cuda_host;
+  locate(data->location);
+  set_text(fault.object, sizeof fault.object, data->array->name);
+  const int bits = 1 << (data->index->info >> 1);
+  const bool is_signed = (data->index->info & 1) != 0;
+  if (bits > 64) value = *reinterpret_cast<uint64_t*>(value);
+  fault.index = bits >= 64 || !is_signed ? static_cast<int64_t>(value)
+                                         : static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);
+  fault.kind = kIndex;
+  abandon();
+}
+
+static void undefined(const OverflowData* data, const char* what) {
+  using namespace cuda_host;
+  locate(data->location);
+  snprintf(fault.message, sizeof fault.message, "%s of type %s", what, data->type->name);
+  fault.kind = kUndefined;
+  abandon();
+}
+void __ubsan_handle_divrem_overflow(OverflowData* data, uintptr_t, uintptr_t divisor) {
+  undefined(data, divisor == 0 ? "integer division by zero" : "signed overflow in a division");
+}
+void __ubsan_handle_add_overflow(OverflowData* data, uintptr_t, uintptr_t) { undefined(data, "signed overflow in +"); }
+void __ubsan_handle_sub_overflow(OverflowData* data, uintptr_t, uintptr_t) { undefined(data, "signed overflow in -"); }
+void __ubsan_handle_mul_overflow(OverflowData* data, uintptr_t, uintptr_t) { undefined(data, "signed overflow in *"); }
+void __ubsan_handle_negate_overflow(OverflowData* data, uintptr_t) { undefined(data, "signed overflow in negation"); }
+
+}  // extern "C"

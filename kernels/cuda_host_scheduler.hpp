@@ -1,0 +1,328 @@
+// Blocks, warps, barriers and the entry point of a launch. Included by cuda_host_runtime.cpp only.
+#pragma once
+#include <csetjmp>
+#include <csignal>
+#include <cstdarg>
+
+#include "cuda_host_fibers.hpp"
+#include "cuda_host_memory.hpp"
+#include "cuda_host_runtime.hpp"
+
+extern "C" const cuda_host::Coordinates cuda_host_coordinates;
+
+namespace cuda_host {
+
+enum State : uint8_t { kReady, kAtBarrier, kAtCollective, kAtActiveMask, kExited };
+
+struct Copy {  // one cp.async that has not landed
+  void* to;
+  const void* from;
+  int bytes;
+};
+
+struct Thread {
+  Context context;
+  char* stack;
+  State state;
+  bool started;
+  uint32_t index[3];
+  // What it waits for.
+  int line, predicate;
+  BarrierKind barrier_kind;
+  const Collective* operation;
+  uint32_t mask, active;
+  void* payload;
+  // cp.async: copies in order; `groups[i]` is the number of copies committed with the i-th group still in flight.
+  std::vector<Copy> copies;
+  std::vector<size_t> groups;
+};
+
+static Thread threads[kMaxThreads];
+static Thread* current;
+static Context scheduler;
+static StackPool stacks;
+static const Launch* launch;
+static int num_threads, num_exited, num_at_barrier, barrier_result;
+static uint32_t block_index[3];
+static sigjmp_buf on_signal;
+static volatile sig_atomic_t in_kernel;
+
+static int thread_id(const Thread& t) { return static_cast<int>(&t - threads); }
+static uint32_t lane_bit(const Thread& t) { return 1u << (thread_id(t) % 32); }
+
+static void wait_in(State state, int line) {
+  current->state = state;
+  current->line = line;
+  switch_context(current->context, scheduler);
+}
+
+void abandon() {
+  memcpy(fault.block, block_index, sizeof block_index);
+  if (current != nullptr) memcpy(fault.thread, current->index, sizeof fault.thread);
+  Context dropped;
+  switch_context(dropped, scheduler);
+  __builtin_unreachable();
+}
+
+int barrier(BarrierKind kind, int predicate, int line) {
+  current->barrier_kind = kind;
+  current->predicate = predicate;
+  ++num_at_barrier;
+  wait_in(kAtBarrier, line);
+  return barrier_result;
+}
+
+void yield() { wait_in(kReady, 0); }
+
+// The live lanes of the warp that thread t belongs to.
+static uint32_t live_lanes(const Thread& t) {
+  const int first = thread_id(t) / 32 * 32;
+  uint32_t live = 0;
+  for (int i = first; i < std::min(first + 32, num_threads); ++i)
+    if (threads[i].state != kExited) live |= lane_bit(threads[i]);
+  return live;
+}
+
+// Performs the operation that t waits in if every live lane of its mask waits in it too.
+static bool complete(Thread& t) {
+  const uint32_t mask = t.mask & live_lanes(t);
+  Thread* warp = &threads[thread_id(t) / 32 * 32];
+  void* payloads[32] = {};
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const Thread& other = warp[lane];
+    if (other.state != kAtCollective || other.operation != t.operation || other.mask != t.mask) return false;
+    payloads[lane] = other.payload;
+  }
+  t.operation->perform(payloads, mask);
+  for (int lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1) warp[lane].state = kReady;
+  return true;
+}
+
+void collective(const Collective& operation, uint32_t mask, void* payload, int line) {
+  Thread& t = *current;
+  if (!(mask & lane_bit(t))) {
+    fault.kind = kDivergence, fault.line = line;
+    snprintf(fault.message, sizeof fault.message, "%s with mask 0x%08x, which does not name the calling lane %d",
+             operation.name, mask, thread_id(t) % 32);
+    abandon();
+  }
+  t.operation = &operation, t.mask = mask, t.payload = payload, t.line = line;
+  t.state = kAtCollective;
+  if (!complete(t)) switch_context(t.context, scheduler);
+}
+
+uint32_t active_mask(int line) {
+  wait_in(kAtActiveMask, line);
+  return current->active;
+}
+
+static void finish_thread() {
+  Thread& t = *current;
+  t.state = kExited;
+  ++num_exited;
+  Thread* warp = &threads[thread_id(t) / 32 * 32];
+  for (int lane = 0; lane < 32; ++lane)  // some may have waited for this lane only
+    if (warp + lane < threads + num_threads && warp[lane].state == kAtCollective) complete(warp[lane]);
+}
+
+static void run_thread() {
+  launch->call(launch->args);
+  finish_thread();
+  Context dropped;
+  switch_context(dropped, scheduler);
+}
+
+static void resume(Thread& t) {
+  if (!t.started) {
+    t.started = true;
+    t.stack = stacks.take();
+    make_context(t.context, t.stack + kStackBytes, run_thread);
+  }
+  current = &t;
+  memcpy(cuda_host_coordinates.thread, t.index, sizeof t.index);
+  stack_lo = reinterpret_cast<uintptr_t>(t.stack);
+  switch_context(scheduler, t.context);
+  if (t.state == kExited) stacks.give(t.stack);
+}
+
+// __activemask: the lanes that reached the same line while nothing else in the warp can run.
+static bool answer_active_mask(int first, int last) {
+  uint32_t mask = 0;
+  int line = -1;
+  for (int i = first; i < last; ++i) {
+    if (threads[i].state != kAtActiveMask || (line >= 0 && threads[i].line != line)) continue;
+    line = threads[i].line;
+    mask |= lane_bit(threads[i]);
+  }
+  for (int i = first; i < last; ++i)
+    if (threads[i].state == kAtActiveMask && threads[i].line == line) threads[i].active = mask, threads[i].state = kReady;
+  return mask != 0;
+}
+
+static bool run_warp(int first) {
+  const int last = std::min(first + 32, num_threads);
+  bool progress = false;
+  for (;;) {
+    bool ran = false;
+    for (int i = first; i < last; ++i) {
+      if (threads[i].state != kReady) continue;
+      resume(threads[i]);
+      if (fault.kind != kNone) return false;
+      ran = progress = true;
+      if (threads[i].state == kReady && num_threads > 32) ran = false;  // it yielded: let other warps run too
+    }
+    if (!ran && !answer_active_mask(first, last)) return progress;
+  }
+}
+
+static const char* place(const Thread& t, char* to, size_t size) {
+  if (t.state == kExited) snprintf(to, size, "exited");
+  else if (t.state == kAtBarrier) snprintf(to, size, "wait at __syncthreads, line %d", t.line);
+  else snprintf(to, size, "wait in %s with mask 0x%08x, line %d", t.operation->name, t.mask, t.line);
+  return to;
+}
+
+static bool together(const Thread& a, const Thread& b) {
+  return a.state == b.state &&
+         (a.state == kExited || (a.line == b.line && (a.state == kAtBarrier ? a.barrier_kind == b.barrier_kind
+                                                                            : a.operation == b.operation && a.mask == b.mask)));
+}
+
+// Says which threads of the block are where: "threads 0-31 wait at ...; threads 32-63 exited".
+static void report_divergence() {
+  fault.kind = kDivergence;
+  size_t used = 0;
+  char where[160];
+  for (int i = 0, parts = 0; i < num_threads; ++parts) {
+    int end = i + 1;
+    while (end < num_threads && together(threads[i], threads[end])) ++end;
+    if (parts == 8) {
+      snprintf(fault.message + used, sizeof fault.message - used, "; ...");
+      break;
+    }
+    used += snprintf(fault.message + used, sizeof fault.message - used, "%sthreads %d-%d %s", parts ? "; " : "", i, end - 1,
+                     place(threads[i], where, sizeof where));
+    i = end;
+  }
+  for (int i = 0; i < num_threads; ++i) {
+    if (threads[i].state == kExited) continue;
+    memcpy(fault.thread, threads[i].index, sizeof fault.thread);
+    fault.line = threads[i].line;
+    break;
+  }
+  memcpy(fault.block, block_index, sizeof block_index);
+}
+
+static void release_barrier() {
+  int count = 0;
+  for (int i = 0; i < num_threads; ++i) {
+    if (!together(threads[i], threads[0])) return report_divergence();
+    count += threads[i].predicate != 0;
+  }
+  const BarrierKind kind = threads[0].barrier_kind;
+  barrier_result = kind == kAnd ? count == num_threads : kind == kOr ? count > 0 : count;
+  num_at_barrier = 0;
+  for (int i = 0; i < num_threads; ++i) threads[i].state = kReady;
+}
+
+static void start_block() {
+  poison_shared();
+  num_exited = num_at_barrier = 0;
+  for (int i = 0; i < num_threads; ++i) {
+    Thread& t = threads[i];
+    t.state = kReady;
+    t.started = false;
+    t.copies.clear();
+    t.groups.clear();
+    const uint32_t x = launch->block[0], y = launch->block[1];
+    t.index[0] = i % x, t.index[1] = i / x % y, t.index[2] = i / (x * y);
+  }
+  memcpy(cuda_host_coordinates.block, block_index, sizeof block_index);
+}
+
+static void run_block() {
+  start_block();
+  while (num_exited < num_threads) {
+    bool progress = false;
+    for (int first = 0; first < num_threads; first += 32) {
+      progress |= run_warp(first);
+      if (fault.kind != kNone) return;
+    }
+    if (num_at_barrier == num_threads) release_barrier();
+    else if (!progress) report_divergence();
+    if (fault.kind != kNone) return;
+  }
+}
+
+static void run_grid() {
+  const uint32_t* grid = launch->grid;
+  uint32_t* b = block_index;
+  for (b[2] = 0; b[2] < grid[2]; ++b[2])
+    for (b[1] = 0; b[1] < grid[1]; ++b[1])
+      for (b[0] = 0; b[0] < grid[0]; ++b[0]) {
+        run_block();
+        if (fault.kind != kNone) return;
+      }
+}
+
+// A signal inside a kernel (stack overflow, an unchecked access, __builtin_trap) ends the launch, not the process.
+static const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+static struct sigaction previous[5];
+
+static void handle_signal(int number, siginfo_t* info, void*) {
+  if (!in_kernel) {  // not ours: hand it to whoever was there before
+    for (int i = 0; i < 5; ++i)
+      if (kSignals[i] == number) sigaction(number, &previous[i], nullptr);
+    return;
+  }
+  fault.kind = kSignal, fault.index = number;
+  fault.address = reinterpret_cast<uint64_t>(info->si_addr);
+  memcpy(fault.block, block_index, sizeof block_index);
+  if (current != nullptr) memcpy(fault.thread, current->index, sizeof fault.thread);
+  const uint64_t guard = stack_lo - kGuardBytes;
+  if (fault.address - guard < kGuardBytes) set_text(fault.message, sizeof fault.message, "stack overflow of one thread");
+  siglongjmp(on_signal, 1);
+}
+
+static void run_guarded() {
+  alignas(16) static char signal_stack[64 * 1024];
+  stack_t ours = {}, theirs = {};
+  ours.ss_sp = signal_stack, ours.ss_size = sizeof signal_stack;
+  sigaltstack(&ours, &theirs);
+  struct sigaction action = {};
+  action.sa_sigaction = handle_signal;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &action, &previous[i]);
+  in_kernel = 1;
+  if (sigsetjmp(on_signal, 1) == 0) run_grid();
+  in_kernel = 0;
+  for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &previous[i], nullptr);
+  sigaltstack(&theirs, nullptr);
+}
+
+}  // namespace cuda_host
+
+// Runs one launch; returns null, or why it was abandoned.
+extern "C" __attribute__((visibility("default"))) const cuda_host::Fault* cuda_host_launch(const cuda_host::Launch* request) {
+  using namespace cuda_host;
+  memset(&fault, 0, sizeof fault);
+  launch = request;
+  num_threads = static_cast<int>(launch->block[0] * launch->block[1] * launch->block[2]);
+  current = nullptr;
+  memcpy(cuda_host_coordinates.block_dim, launch->block, sizeof launch->block);
+  memcpy(cuda_host_coordinates.grid_dim, launch->grid, sizeof launch->grid);
+  set_regions(*launch);
+  if (stacks.reset()) {
+    stack_bytes = kStackBytes;
+    run_guarded();
+    stack_lo = 0, stack_bytes = UINTPTR_MAX;
+  } else {
+    fault.kind = kAborted;
+    set_text(fault.message, sizeof fault.message, "no address space for the stacks of 1024 threads");
+  }
+  fflush(stdout);
+  return fault.kind == kNone ? nullptr : &fault;
+}

@@ -1,0 +1,161 @@
+"""A CUDA C++ module as one translation unit for g++: includes expanded, shared memory declared in C++ terms.
+
+The text is wrapped in an unnamed namespace, because g++ puts a guard zone around a `__shared__` array (a static
+variable here) only where it has internal linkage, and in a template it has it only there.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"].*$')
+_PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b")
+_ALIGN = r"(?:alignas\s*\([^;()]*(?:\([^()]*\))?[^;()]*\)|__align__\s*\([^()]*\))"
+# extern __shared__ [alignas(16)] float4 name[];
+_DYNAMIC_SHARED = re.compile(
+    rf"(?:{_ALIGN}\s*)?\bextern\s+(?:{_ALIGN}\s*)?__shared__\s+(?:{_ALIGN}\s*)?([\w:<>,\s]+?)\s*(?:{_ALIGN}\s*)?\b(\w+)\s*\[\s*\]\s*;"
+)
+_SHARED_ALIGNAS = re.compile(r"__shared__(\s+)alignas\s*\(")
+_GLOBAL_FUNCTION = re.compile(r"__global__\b(?P<between>[^;{}]*?)\b(?P<name>\w+)\s*\(", re.DOTALL)
+
+
+@dataclass
+class HostSource:
+    """`text` of the module, the `system` headers it includes, and where it declares static shared memory."""
+
+    text: str
+    system: list[str] = field(default_factory=list)
+    shared_lines: list[tuple[str, int, int]] = field(default_factory=list)  # (file, first line, last line)
+
+
+def expand(code: str, name: str, include_dirs: Sequence[Path]) -> HostSource:
+    """The module `code` (called `name` in messages) with every header found in `include_dirs` put in its place."""
+    source = HostSource("")
+    lines: list[str] = []
+    _expand_file(code, name, include_dirs, (), source, lines)
+    source.text = "\n".join(lines) + "\n"
+    return source
+
+
+def _expand_file(
+    code: str, name: str, dirs: Sequence[Path], stack: tuple[Path, ...], source: HostSource, out: list[str]
+) -> None:
+    code = _host_terms(code)
+    plain = without_comments(code)
+    source.shared_lines += [(name, *span) for span in _shared_declarations(plain)]
+    guard = f"CUDA_HOST_ONCE_{re.sub(r'[^A-Za-z0-9]', '_', str(stack[-1]))}" if stack else ""
+    once = bool(guard) and any(_PRAGMA_ONCE.match(line) for line in plain.split("\n"))
+    if once:
+        out += [f"#ifndef {guard}", f"#define {guard}"]
+    out.append(f'#line 1 "{name}"')
+    for number, (line, bare) in enumerate(zip(code.split("\n"), plain.split("\n"), strict=True), start=1):
+        include = _INCLUDE.match(line) if "#" in bare else None
+        if include is None:
+            out.append("" if _PRAGMA_ONCE.match(bare) else line)
+            continue
+        folders = [*(s.parent for s in stack[-1:] if include[1] == '"'), *dirs]
+        path = _find(include[2], folders)
+        if path is None:
+            source.system.append(include[2])
+            out.append("")
+        elif path not in stack:
+            _expand_file(path.read_text(), path.name, dirs, (*stack, path), source, out)
+            out.append(f'#line {number + 1} "{name}"')
+    if once:
+        out.append("#endif")
+
+
+def _find(header: str, folders: Iterable[Path]) -> Path | None:
+    for folder in folders:
+        path = (folder / header).resolve()
+        if path.is_file() and not is_toolkit(folder):
+            return path
+    return None
+
+
+def is_toolkit(folder: Path) -> bool:
+    """Whether `folder` holds NVIDIA's headers, which are included as they are."""
+    return (folder / "cuda_fp16.h").is_file() or (folder / "cuda" / "std").is_dir()
+
+
+def _host_terms(code: str) -> str:
+    """Rewrites the two declarations that no macro can express, each within its own lines."""
+
+    def dynamic(match: re.Match[str]) -> str:
+        kind, name = match[1].strip(), match[2]
+        lines = "\n" * match[0].count("\n")
+        return f"{kind}* const {name} = reinterpret_cast<{kind}*>(cuda_host::dynamic_shared);{lines}"
+
+    code = _DYNAMIC_SHARED.sub(dynamic, code)
+    code = _SHARED_ALIGNAS.sub(r"__shared__\1__align__(", code)
+    return re.sub(r"\bstatic(\s+)__shared__|__shared__(\s+)static\b", r"__shared__\1\2", code)
+
+
+def without_comments(code: str) -> str:
+    """`code` with comments and the contents of strings blanked, every line and column kept (`extern "C"` too)."""
+
+    def blank(match: re.Match[str]) -> str:
+        text = match[0]
+        if text == '"C"':
+            return text
+        return re.sub(r"[^\n]", " ", text)
+
+    return _COMMENT_OR_STRING.sub(blank, code)
+
+
+def _shared_declarations(plain: str) -> Iterable[tuple[int, int]]:
+    for match in re.finditer(r"\b__shared__\b", plain):
+        end = plain.find(";", match.end())
+        yield plain.count("\n", 0, match.start()) + 1, plain.count("\n", 0, max(end, match.end())) + 1
+
+
+def parameter_names(text: str, kernel: str) -> list[str]:
+    """The parameter names of `__global__ void kernel(...)` in the expanded text; empty if it is not found."""
+    plain = without_comments(text)
+    for match in _GLOBAL_FUNCTION.finditer(plain):
+        start = match.end()
+        if match["name"] == "__launch_bounds__":  # ... __launch_bounds__(128) kernel(
+            name = re.compile(r"[^;{}]*?\b(\w+)\s*\(").match(plain, _closing(plain, start) + 1)
+            if name is None:
+                continue
+            found, start = name[1], name.end()
+        else:
+            found = match["name"]
+        if found == kernel:
+            return [_declared_name(p) for p in _split(plain[start : _closing(plain, start)])]
+    return []
+
+
+def has_c_linkage(text: str, kernel: str) -> bool:
+    """Whether `kernel` is declared `extern "C"`, so that its plain name can be looked up."""
+    plain = without_comments(text)
+    declared = rf'extern\s+"C"\s[^;{{}}]*?\b__global__\b[^;{{}}]*?\b{re.escape(kernel)}\s*\('
+    return bool(re.search(declared, plain) or re.search(r'extern\s+"C"\s*\{', plain))
+
+
+def _closing(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one before `start`."""
+    depth = 1
+    for i in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if depth == 0:
+            return i
+    return len(text)
+
+
+def _split(parameters: str) -> list[str]:
+    parts, depth = [""], 0
+    for character in parameters:
+        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [p for p in parts if p.strip()]
+
+
+def _declared_name(parameter: str) -> str:
+    words = re.findall(r"\w+", re.sub(r"\[.*|=.*", "", parameter, flags=re.DOTALL))
+    return words[-1] if words else "?"
