@@ -237,5 +237,5 @@ class ScanOps(interpreter.ScanOps):
             return self.to_tensor(op.accumulate(input.handle.data, axis=self.axis), input.dtype)
         steps = np.moveaxis(values(input.handle), self.axis, 0).copy()
         for i in range(1, len(steps)):
-            steps[i] = numerics.decode(handle_of(op(steps[i - 1], steps[i]), dtype).data, dtype.name)
+            steps[i] = values(handle_of(op(steps[i - 1], steps[i]), dtype))
         return self.to_tensor(handle_of(np.moveaxis(steps, 0, self.axis), dtype).data, input.dtype)

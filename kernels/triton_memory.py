@@ -16,7 +16,9 @@ Program = tuple[int, int, int]
 Observer = Callable[[str, np.ndarray, int, Program], None]
 observers: list[Observer] = []
 
-_OWN_FOLDER = str(Path(__file__).parent)
+_MACHINERY = tuple(
+    str(Path(__file__).with_name(f"triton_{part}.py")) for part in ("memory", "builder", "language", "launch", "rewrite")
+)
 
 
 class LiveBuffers:
@@ -63,16 +65,11 @@ class LiveBuffers:
 
 def _kernel_line() -> str:
     """ ", at FILE:LINE: SOURCE" of the innermost frame that is neither Triton's nor ours; "" when there is none."""
-    triton_folder = str(Path(sys.modules["triton"].__file__ or "").parent)
+    machinery = (str(Path(sys.modules["triton"].__file__ or "").parent), *_MACHINERY)
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         path = frame.f_code.co_filename
-        if not path.startswith(triton_folder) and not _is_machinery(path):
+        if not path.startswith(machinery):
             return f", at {path}:{frame.f_lineno}: {linecache.getline(path, frame.f_lineno).strip()}"
     return ""
-
-
-def _is_machinery(path: str) -> bool:
-    folder, _, name = path.rpartition("/")
-    return folder == _OWN_FOLDER and name in ("triton_memory.py", "triton_builder.py", "triton_launch.py")

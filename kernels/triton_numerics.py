@@ -65,7 +65,7 @@ def encode(values: np.ndarray, name: str, toward_zero: bool = False) -> np.ndarr
     magnitude = np.abs(values.astype(np.float64))
     nan, infinite = np.isnan(magnitude), np.isinf(magnitude)
     magnitude = np.where(nan | infinite, 0, magnitude)
-    exponent = np.maximum(np.frexp(magnitude)[1] - 1, fmt.min_exponent)
+    exponent = np.where(magnitude > 0, np.frexp(magnitude)[1] - 1, fmt.min_exponent).clip(fmt.min_exponent)
     steps = np.ldexp(magnitude, fmt.mantissa - exponent)  # in units of the last place: exact
     steps = (np.trunc(steps) if toward_zero else np.rint(steps)).astype(np.int64)
     code = ((exponent.astype(np.int64) - fmt.min_exponent) << fmt.mantissa) + steps  # a carry moves to the next exponent
@@ -76,7 +76,7 @@ def encode(values: np.ndarray, name: str, toward_zero: bool = False) -> np.ndarr
 
 
 def _encode_bfloat16(values: np.ndarray) -> np.ndarray:
-    bits = np.ascontiguousarray(values).view(np.uint32)
+    bits = np.asarray(values, order="C").view(np.uint32)
     lowest_kept = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = ((bits + (lowest_kept + np.uint32(0x7FFF))) >> np.uint32(16)).astype(np.uint16)
     nan = np.isnan(values)
@@ -96,5 +96,5 @@ def to_integer(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def to_tensorfloat32(values: np.ndarray) -> np.ndarray:
     """float32 as a TF32 tensor core reads it: the low 13 mantissa bits ignored; infinities and NaN as they are."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    bits = np.asarray(values, dtype=np.float32, order="C").view(np.uint32)
     return np.where(np.isfinite(values), (bits & np.uint32(0xFFFFE000)).view(np.float32), values)
