@@ -54,8 +54,9 @@ def _package_folders() -> list[Path]:
     output = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
     version, path = json.loads(output)
     if tuple(version) != sys.version_info[:2]:
-        raise RuntimeError(f"asv runs on Python {version}, its environment on {sys.version_info[:2]}: run asv with -E virtualenv")
-    return [Path(entry) for entry in path if entry.endswith(("site-packages", "dist-packages")) and Path(entry).is_dir()]
+        raise RuntimeError(f"asv runs on Python {version}, but its environment has {sys.version_info[:2]}")
+    folders = [Path(entry) for entry in path if entry.endswith(("site-packages", "dist-packages"))]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _asv_python() -> str:

@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from bench._launch import CompiledLaunch
-from bench._record_cuda import CompiledModule, RecordingRawModule, nvrtc_compile, recording_module
+from bench._record_cuda import (
+    CompiledModule,
+    CudaToolsMissingError,
+    RecordingRawModule,
+    nvrtc_compile,
+    recording_module,
+)
 from bench._record_triton import recording_triton, triton_launches
 from bench._sass import ARCHS, SM_LIMITS, limits_of
 
@@ -96,9 +102,8 @@ def _record_in_process(provider: str, workloads: Sequence[str], arch: int) -> di
         env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in search if path)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         if not out.is_file():
-            raise RuntimeError(
-                f"recording {provider} for sm_{arch} exited with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-            )
+            said = f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
+            raise RuntimeError(f"recording {provider} for sm_{arch} exited with {done.returncode}:\n{said}")
         data = json.loads(out.read_text())
     return {name: Recording.from_json(item) for name, item in data["workloads"].items()}
 
@@ -139,27 +144,45 @@ def _isolate(arch: int, cache: str) -> None:
 
 @contextmanager
 def _recording(arch: int) -> Iterator[list[CompiledLaunch]]:
-    """Record what is launched within the block by either backend, as far as it is installed."""
+    """Record what either backend launches. One list for all workloads, since launchers keep the modules they built."""
     launches: list[CompiledLaunch] = []
-    with recording_triton(arch, launches):
+    with recording_triton(arch, launches), _recording_cuda(arch, launches):
         yield launches
 
 
-def _load_provider(spec: str) -> Any:
-    from pagebench.kernels.providers import load_provider
+@contextmanager
+def _recording_cuda(arch: int, launches: list[CompiledLaunch]) -> Iterator[None]:
+    """Let every RawModule of the host runs compile with NVRTC and record, however its class is referred to."""
+    from pagebench.kernels.cuda_host import RawModule
 
-    return load_provider(spec)
+    host: Any = RawModule  # its methods are replaced, so that a class imported by name records too
+    methods = {name: getattr(host, name) for name in ("__init__", "get_function")}
+    record = recording_module(arch, launches)
+
+    def create(self: Any, code: str, **arguments: Any) -> None:
+        self.recording = record(code=code, **arguments)
+
+    host.__init__ = create
+    host.get_function = lambda self, name: self.recording.get_function(name)
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(host, name, method)
 
 
-def _record_workload(provider: Any, problem: Any, arch: int) -> Recording:
+def _record_workload(provider: Any, problem: Any, launches: list[CompiledLaunch]) -> Recording:
     reason = provider.rejects(problem)
     if reason is not None:
         return Recording(rejected=reason)
     op = getattr(provider, problem.op, None)
     if op is None:
         return Recording(rejected=f"{provider.name} has no {problem.op}")
-    with _recording(arch) as launches:
+    launches.clear()
+    try:
         op(problem.on(provider))
+    except CudaToolsMissingError as error:
+        return Recording(unavailable=str(error))
     if not launches:
         return Recording(rejected=f"{provider.name} launched no Triton or CUDA C++ kernel for {problem.op}")
     return Recording(tuple(launches))
@@ -167,29 +190,31 @@ def _record_workload(provider: Any, problem: Any, arch: int) -> Recording:
 
 def _record_all(spec: str, workloads: Sequence[str], arch: int) -> dict[str, Recording]:
     from bench.workloads import WORKLOADS
+    from pagebench.kernels.providers import load_provider
 
     unknown = [name for name in workloads if name not in WORKLOADS]
     if unknown:
         raise ValueError(f"workload must be one of {sorted(WORKLOADS)}, got {unknown}")
     try:
-        provider = _load_provider(spec)
+        provider = load_provider(spec)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in BACKENDS:
             raise
         return dict.fromkeys(workloads, Recording(unavailable=f"{error.name} is not installed"))
     recordings: dict[str, Recording] = {}
-    for name in workloads:
-        try:
-            recordings[name] = _record_workload(provider, WORKLOADS[name].codegen_problem(), arch)
-        except Exception:  # reported for this workload; the others still count
-            recordings[name] = Recording(error=traceback.format_exc())
+    with _recording(arch) as launches:
+        for name in workloads:
+            try:
+                recordings[name] = _record_workload(provider, WORKLOADS[name].codegen_problem(), launches)
+            except Exception:  # reported for this workload; the others still count
+                recordings[name] = Recording(error=traceback.format_exc())
     return recordings
 
 
 def table(recordings: dict[str, Recording]) -> str:
     """One line per launch; the columns are explained in results/README.md."""
     head = ("workload", "kernel", "grid", "thr", "regs", "spill", "shared", "instr", "LDG+STG<16B", "matrix", "prog/SM")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for name, recording in recordings.items():
         for launch in recording.launches:
             rows.append((name, *_row(launch)))
@@ -197,7 +222,8 @@ def table(recordings: dict[str, Recording]) -> str:
         if reason:
             rows.append((name, reason, *[""] * (len(head) - 2)))
     widths = [max(len(row[i]) for row in rows if i != 1 or row[2]) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _row(launch: CompiledLaunch) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class Coverage:
         text = f"{len(self.shown)} of {total} measured commits are on {self.branch} and shown"
         if self.missing:
             names = ", ".join(commit[:8] for commit in self.missing[:5]) + (", ..." if len(self.missing) > 5 else "")
-            remedy = "this clone is shallow: git fetch --unshallow" if self.shallow else f"merge them into {self.branch}"
+            remedy = "this clone is shallow: git fetch --unshallow" if self.shallow else "they are on other branches"
             text += f"; not shown: {names} ({remedy})"
         return text
 
@@ -72,7 +72,9 @@ def publish(html_dir: Path, config: Path = CONFIG) -> Path:
     with tempfile.TemporaryDirectory(prefix="pagebench-history-") as folder:
         staged = Path(folder) / "html"
         own_config = Path(folder) / "asv.conf.json"
-        own_config.write_text(json.dumps(settings | {"branches": [found.branch], "html_dir": str(staged), "version": 1}))
+        own_config.write_text(
+            json.dumps(settings | {"branches": [found.branch], "html_dir": str(staged), "version": 1})
+        )
         _run_asv(own_config)
         make_self_contained(staged)
         _check_replaceable(html_dir)
@@ -120,7 +122,7 @@ def _local_tag(tag: str, copies: dict[str, str], target: Path) -> str:
         return tag
     name = found["url"].partition("?")[0].rpartition("/")[2]
     if name not in copies:
-        raise HistoryError(f"asv's page fetches {found['url']}, of which bench/web has no copy: see bench/web/README.md")
+        raise HistoryError(f"asv's page fetches {found['url']}, of which bench/web has no copy (see its README.md)")
     shutil.copy(WEB / copies[name], target)
     local = f"{found['attribute']}={found['quote']}web/{copies[name]}{found['quote']}"
     return _CDN_ATTRIBUTES.sub("", tag.replace(found.group(0), local))

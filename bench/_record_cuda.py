@@ -4,18 +4,22 @@
 is recorded: the instances that it names, the grid, the block and the dynamic shared memory are what it chose.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bench._launch import CompiledLaunch, full_grid
 from bench._sass import KernelStats, disassemble, limits_of
+from pagebench.kernels import cuda_toolkit
 
 # What a kernel may use of dynamic shared memory before its launcher raises the limit.
 DEFAULT_DYNAMIC_SHARED_BYTES = 48 * 1024
+
+
+class CudaToolsMissingError(RuntimeError):
+    """CuPy, NVRTC or NVIDIA's headers are not installed; the message names the package."""
 
 
 class CudaCompileError(RuntimeError):
@@ -49,17 +53,12 @@ class CompiledModule:
         raise KeyError(f"no .entry {symbol} in the PTX")
 
 
-@cache
 def include_options() -> tuple[str, ...]:
-    """`-I` options for NVIDIA's headers, from the wheels nvidia-cuda-runtime and nvidia-cuda-cccl."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    for include in (path for root in roots for path in sorted(Path(root).glob("cu*/include"), reverse=True)):
-        if (include / "cuda_fp16.h").is_file() and (include / "cccl").is_dir():
-            return f"-I{include}", f"-I{include / 'cccl'}"
-    raise CudaCompileError(
-        "NVIDIA's headers are not installed: pip install nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-crt"
-    )
+    """`-I` options for NVIDIA's headers. CudaToolsMissingError where they are not installed."""
+    try:
+        return tuple(f"-I{folder}" for folder in cuda_toolkit.include_dirs())
+    except cuda_toolkit.HeadersMissing as error:
+        raise CudaToolsMissingError(str(error)) from error
 
 
 def nvrtc_compile(
@@ -77,8 +76,7 @@ def nvrtc_compile(
 
 @cache
 def _nvrtc_compile(code: str, options: tuple[str, ...], names: tuple[str, ...], arch: int) -> CompiledModule:
-    from cupy.cuda import nvrtc
-
+    nvrtc = _nvrtc()
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
         for name in names:
@@ -93,6 +91,16 @@ def _nvrtc_compile(code: str, options: tuple[str, ...], names: tuple[str, ...], 
     finally:
         nvrtc.destroyProgram(program)
     return CompiledModule(arch, cubin, ptx, lowered, disassemble(cubin, arch))
+
+
+def _nvrtc() -> ModuleType:
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as error:  # CuPy without its NVRTC says so in either way
+        raise CudaToolsMissingError(f"NVRTC needs cupy-cuda13x and nvidia-cuda-nvrtc: {error}") from error
+    return nvrtc  # type: ignore[no-any-return]  # CuPy has no type stubs
 
 
 def _text(value: bytes | str) -> str:

@@ -23,12 +23,12 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 
 # Two benchmarks as asv stores them: a figure with parameters (None: n/a, and inf shows as no point), and one without.
-REGISTERS = {"('triton', 'decode')": [64, 66, 66], "('cupy', 'decode')": [40, None, 48]}
+REGISTERS: dict[str, list[int | None]] = {"('triton', 'decode')": [64, 66, 66], "('cupy', 'decode')": [40, None, 48]}
 WASTE = [1.5, 1.25, 1.75]
 
 
 class Page:
-    """A tab of a headless browser that can reach 127.0.0.1 and nothing else, over the DevTools protocol on two pipes."""
+    """A tab of a headless browser that can reach 127.0.0.1 and nothing else; the DevTools protocol over two pipes."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = os.fdopen(to_browser, "wb"), os.fdopen(from_browser, "rb")
@@ -101,12 +101,21 @@ def browser(profile: Path) -> Iterator[Page]:
     assert BROWSER
     browser_reads, we_write = os.pipe()
     we_read, browser_writes = os.pipe()
-    options = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1400,1000 "
-        "--remote-debugging-pipe"
-    ).split()
-    options += [f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    options = [
+        "--headless",
+        "--no-sandbox",  # as root, in a container
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1400,1000",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-quic",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        f"--user-data-dir={profile}",
+        "--remote-debugging-pipe",
+    ]
     # The browser reads file descriptor 3 and writes 4; a shell puts the pipes there.
     shell = f'exec 3<&{browser_reads} 4>&{browser_writes}; exec "$@"'
     process = subprocess.Popen(
@@ -181,7 +190,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def store_result(folder: Path, commit: str, i: int, machine: dict[str, str]) -> None:
     parameters = [["'triton'", "'cupy'"], ["'decode'"]]
-    registers = [series[i] for series in REGISTERS.values()]
+    registers: list[int | None] = [series[i] for series in REGISTERS.values()]
     columns = ["result", "params", "version", "started_at", "duration"]
     result = {
         "commit_hash": commit,
@@ -200,6 +209,12 @@ def store_result(folder: Path, commit: str, i: int, machine: dict[str, str]) -> 
         "version": 2,
     }
     (folder / f"{commit[:8]}-virtualenv-py3.11.json").write_text(json.dumps(result))
+
+
+def copy_results(project: Path, clone: Path) -> None:
+    shutil.copy(project / "asv.conf.json", clone)
+    for name in ("bench", "results"):
+        shutil.copytree(project / name, clone / name)
 
 
 @pytest.fixture(scope="module")
@@ -334,21 +349,17 @@ def test_detached_clone_without_the_branch(project: Path, tmp_path: Path, capfd:
     git(clone, "checkout", "-q", "--detach")
     git(clone, "branch", "-q", "-D", "main")
     git(clone, "remote", "remove", "origin")
-    for name in ("asv.conf.json", "bench", "results"):
-        copy = shutil.copytree if (project / name).is_dir() else shutil.copy
-        copy(project / name, clone / name)
+    copy_results(project, clone)
     _history.publish(tmp_path / "html", clone / "asv.conf.json")
     assert "showing the history of HEAD" in capfd.readouterr().err
-    published = json.loads(next((tmp_path / "html" / "graphs").rglob("branch-HEAD/**/kv_blocks.track_waste.json")).read_text())
-    assert [value for _, value in published] == WASTE
+    (graph,) = (tmp_path / "html" / "graphs").rglob("branch-HEAD/**/kv_blocks.track_waste.json")
+    assert [value for _, value in json.loads(graph.read_text())] == WASTE
 
 
 def test_shallow_clone_says_what_is_missing(project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--depth", "2", f"file://{project}", str(clone)], check=True)
-    for name in ("asv.conf.json", "bench", "results"):
-        copy = shutil.copytree if (project / name).is_dir() else shutil.copy
-        copy(project / name, clone / name)
+    copy_results(project, clone)
     _history.publish(tmp_path / "html", clone / "asv.conf.json")
     said = capfd.readouterr().err
     assert "2 of 3 measured commits are on main and shown" in said
@@ -360,9 +371,7 @@ def test_results_of_another_history_are_an_error(project: Path, tmp_path: Path) 
     other.mkdir()
     git(other, "init", "-q", "-b", "main")
     git(other, "commit", "-q", "--allow-empty", "-m", "unrelated")
-    for name in ("asv.conf.json", "bench", "results"):
-        copy = shutil.copytree if (project / name).is_dir() else shutil.copy
-        copy(project / name, other / name)
+    copy_results(project, other)
     with pytest.raises(_history.HistoryError, match="0 of 3 measured commits are on main"):
         _history.publish(tmp_path / "html", other / "asv.conf.json")
     assert not (tmp_path / "html").exists()

@@ -16,7 +16,7 @@ from bench._record_cuda import CudaCompileError, RecordingRawModule, include_opt
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TRITON_SAMPLES = '''
+TRITON_SAMPLES = """
 import torch, triton, triton.language as tl
 
 @triton.jit
@@ -50,7 +50,7 @@ def launch():
     divide[(1,)](f, f, EXACT=True)
     h = torch.zeros(128, 256, dtype=torch.float16)
     matmul[(1,)](h, h, torch.zeros(128, 64), 256, M=128, N=64, TILE=64, num_stages=3)
-'''
+"""
 RECORD = """
 import json, sys, tempfile
 from bench._codegen import _isolate, triton_launches
@@ -200,7 +200,7 @@ def test_recording_module_has_cupys_interface() -> None:
     launches: list[CompiledLaunch] = []
     module = recording_module(90, launches)(code=SCALE, options=("-std=c++17",), name_expressions=["scale<float, 4>"])
     kernel = module.get_function("scale<float, 4>")
-    with pytest.raises(ValueError, match="shared_mem must lie in 0..49152"):
+    with pytest.raises(ValueError, match=r"shared_mem must lie in 0\.\.49152"):
         kernel((3, 2), (64,), (None,), shared_mem=60_000)
     kernel.max_dynamic_shared_size_bytes = 60_000
     kernel((3, 2), (64,), (None,), shared_mem=60_000)
@@ -219,7 +219,8 @@ def test_impossible_block_is_refused(block: tuple[int, ...]) -> None:
 
 
 def test_more_shared_memory_than_the_gpu_has_is_refused() -> None:
-    kernel = RecordingRawModule(code=SCALE, name_expressions=["scale<float, 4>"], arch=80).get_function("scale<float, 4>")
+    name = "scale<float, 4>"
+    kernel = RecordingRawModule(code=SCALE, name_expressions=[name], arch=80).get_function(name)
     with pytest.raises(ValueError, match="max_dynamic_shared_size_bytes must lie in"):
         kernel.max_dynamic_shared_size_bytes = 163 * 1024
 
@@ -307,8 +308,6 @@ def test_occupancy_follows_nvidias_header(tmp_path: Path) -> None:
 
 def test_tensor_memory_limits_occupancy() -> None:
     def resident(columns: int) -> int:
-        return _sass.programs_per_sm(
-            100, threads=128, registers=32, shared_bytes=0, tensor_memory_columns=columns
-        )
+        return _sass.programs_per_sm(100, threads=128, registers=32, shared_bytes=0, tensor_memory_columns=columns)
 
     assert [resident(columns) for columns in (0, 64, 256, 512)] == [16, 8, 2, 1]
