@@ -49,6 +49,13 @@ void* memmove(void*, const void*, size_t) noexcept __asm__("cuda_host_memmove");
 void* memset(void*, int, size_t) noexcept __asm__("cuda_host_memset");
 }
 
+namespace cuda_host {
+
+// An address in the code that calls, for the source line of a fault.
+__attribute__((noinline)) inline const void* here() { return __builtin_return_address(0); }
+
+}  // namespace cuda_host
+
 static uint3 threadIdx, blockIdx;
 static dim3 blockDim, gridDim;
 constexpr int warpSize = 32;

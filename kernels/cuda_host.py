@@ -31,18 +31,21 @@ from pagebench.kernels.cuda_host_faults import (
     raise_fault,
 )
 from pagebench.kernels.cuda_host_source import expand, has_c_linkage, is_toolkit, parameter_names
+from pagebench.kernels.cuda_toolkit import HeadersMissing, include_dirs
 from pagebench.kernels.launch_buffers import MemoryFault
 
 __all__ = [
     "BarrierDivergence",
     "CompileError",
     "CompilerMissing",
+    "HeadersMissing",
     "KernelAborted",
     "MemoryFault",
     "MisalignedAccess",
     "RawKernel",
     "RawModule",
     "UndefinedBehaviour",
+    "unavailable",
 ]
 
 MAX_THREADS_PER_BLOCK = 1024
@@ -67,6 +70,16 @@ class _Launch(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
     )
+
+
+def unavailable() -> str | None:
+    """Why kernels cannot be compiled for the host here, naming what to install; None when they can."""
+    try:
+        cuda_host_build.compiler()
+        include_dirs()
+    except (CompilerMissing, HeadersMissing) as error:
+        return str(error)
+    return None
 
 
 class RawModule:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pagebench.kernels.cuda_host_source import HostSource
@@ -26,7 +27,7 @@ _RUNTIME_SOURCES = (
     "cuda_host_scheduler.hpp",
     "cuda_host_warp.hpp",
 )
-_COMMON = ("-std=c++20", "-g1", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")
+_COMMON = ("-std=c++20", "-g1", "-gdwarf-4", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")
 _RUNTIME_FLAGS = (*_COMMON, "-O2")
 _KERNEL_FLAGS = (
     *_COMMON,
@@ -85,7 +86,9 @@ def compiler() -> tuple[str, str]:
 def build(source: HostSource, entry: str, defines: Sequence[str], search: Sequence[Path]) -> Path:
     """The shared object of one module: `source` and the generated `entry` code, with the -D/-U options `defines`."""
     unit = _translation_unit(source, entry)
-    runtime, headers = _runtime_object(), _precompiled_headers()
+    with ThreadPoolExecutor(2) as pool:  # both are there but for the first module of all
+        parts = [pool.submit(make) for make in (_runtime_object, _precompiled_headers)]
+        runtime, headers = (part.result() for part in parts)
     key = _digest(unit, *defines, *map(str, search), runtime.name, headers.name)
 
     def compile_to(target: Path) -> None:
@@ -182,6 +185,6 @@ def source_line(module: str, offset: int) -> str:
     done = subprocess.run([tool, "-i", "-s", "-e", module, hex(offset)], capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         place = line.split(" ")[0]
-        if not place.startswith(("cuda_", "?", "vector_", "type_traits")):  # not our headers, nor NVIDIA's
+        if not place.startswith(("cuda_", "intrinsics.cuh", "vector_", "?")):  # the caller of a wrapper, not the wrapper
             return place
     return ""
