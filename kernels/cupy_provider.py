@@ -1,0 +1,76 @@
+"""The project's CUDA C++ kernels as a provider: through CuPy on a GPU, through the host compiler on a CPU."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pagebench.kernels import block_copy_cupy, dequant_cupy, paged_attention_cupy
+from pagebench.kernels.cupy_launch import Device
+
+_OPS: dict[str, Any] = {
+    "paged_attention": paged_attention_cupy,
+    "copy_blocks": block_copy_cupy,
+    "dequantize": dequant_cupy,
+}
+
+
+class CupyProvider:
+    """Paged attention, block copy and dequantisation in CUDA C++.
+
+    raw_module: what compiles a source and returns its kernels, with the call interface of `cupy.RawModule`; arrays are
+    then NumPy arrays. None chooses CuPy where there is a GPU, else `pagebench.kernels.cuda_host`.
+    """
+
+    name = "cupy"
+
+    def __init__(self, raw_module: Callable[..., Any] | None = None) -> None:
+        self.device = Device(raw_module)
+
+    def unavailable(self) -> str | None:
+        if self.device.on_gpu and importlib.util.find_spec("cupy") is None:
+            return "CuPy is not installed (pip install cupy-cuda13x)"
+        if not self.device.on_gpu and self.device.uses_host_compiler:
+            from pagebench.kernels import cuda_host
+
+            return cuda_host.unavailable()
+        return None
+
+    def rejects(self, problem: Any) -> str | None:
+        launcher = _OPS.get(problem.op)
+        return f"{problem.op} is not implemented" if launcher is None else launcher.rejects(problem)
+
+    def variants(self, problem: Any) -> list[dict[str, Any]]:
+        """The default first, then small tiles and splits whose edges a small problem crosses."""
+        return _OPS[problem.op].variants(problem)
+
+    def contract(self, format: str) -> str:
+        return dequant_cupy.CONTRACT
+
+    def to_device(self, array: np.ndarray) -> Any:
+        return self.device.to_device(array)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        return self.device.to_host(array)
+
+    def as_strided(self, base: Any, dtype: Any, shape: Sequence[int], strides: Sequence[int], offset: int) -> Any:
+        return self.device.as_strided(base, dtype, shape, strides, offset)
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Any:
+        return self.device.empty(shape, dtype)
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    def paged_attention(self, problem: Any, **variant: Any) -> tuple[Any, Any]:
+        return paged_attention_cupy.paged_attention(self, problem, **variant)
+
+    def copy_blocks(self, problem: Any, **variant: Any) -> None:
+        block_copy_cupy.copy_blocks(self, problem, **variant)
+
+    def dequantize(self, problem: Any, **variant: Any) -> Any:
+        return dequant_cupy.dequantize(self, problem, **variant)
+
+
+provider = CupyProvider()
