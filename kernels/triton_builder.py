@@ -6,7 +6,7 @@ access to `memory` before it happens. Importing this module needs Triton; `trito
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import triton.language as tl
@@ -14,15 +14,16 @@ from triton.runtime import interpreter
 
 from pagebench.kernels import triton_numerics as numerics
 from pagebench.kernels.triton_memory import LiveBuffers
-from pagebench.kernels.triton_numerics import RAW_FORMATS
+from pagebench.kernels.triton_numerics import RAW_FORMATS, Array
 
-Handle = interpreter.TensorHandle
+Handle: TypeAlias = Any  # the interpreter's TensorHandle: `data`, a NumPy array, and Triton's `dtype`
+_handle = interpreter.TensorHandle
 _native = interpreter._interpreter
 _np_dtype_uncached = interpreter._get_np_dtype
-_np_dtypes: dict[str, np.dtype] = {}
+_np_dtypes: dict[str, np.dtype[Any]] = {}
 
 
-def np_dtype(dtype: Any) -> np.dtype:
+def np_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype of the array that stands for Triton's `dtype`; the interpreter's own rule, remembered."""
     name = dtype.scalar.name
     found = _np_dtypes.get(name)
@@ -31,23 +32,23 @@ def np_dtype(dtype: Any) -> np.dtype:
     return found
 
 
-def values(handle: Handle) -> np.ndarray:
+def values(handle: Handle) -> Array:
     """What the handle holds as numbers: float32 where it holds raw codes."""
     name = handle.dtype.scalar.name
     return numerics.decode(handle.data, name) if name in RAW_FORMATS else handle.data
 
 
-def handle_of(array: np.ndarray, dtype: Any) -> Handle:
+def handle_of(array: Array, dtype: Any) -> Handle:
     """A handle of Triton's `dtype` holding the numbers `array`, rounded to it once."""
     if array.dtype == np.bool_:
-        return Handle(array, tl.int1)
+        return _handle(array, tl.int1)
     if dtype.name in RAW_FORMATS:
-        return Handle(numerics.encode(array, dtype.name), dtype)
+        return _handle(numerics.encode(array, dtype.name), dtype)
     wanted = np_dtype(dtype)
-    return Handle(array if array.dtype == wanted else array.astype(wanted), dtype)
+    return _handle(array if array.dtype == wanted else array.astype(wanted), dtype)
 
 
-def convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+def convert_float(data: Array, source: Any, target: Any, rounding: Any) -> Array:
     """Codes of `target` for the codes `data` of `source` (both Triton float types), rounded once."""
     known = (*RAW_FORMATS, "fp16", "fp32", "fp64")
     if source.name not in known or target.name not in known:
@@ -62,25 +63,25 @@ def convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> 
 _convert_float_uncorrected = interpreter._convert_float
 
 
-class Builder(interpreter.InterpreterBuilder):
+class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]  # Triton has no type information
     """Every operation on numbers, not codes. `memory` holds the buffers of the launch that is running."""
 
     memory: LiveBuffers = LiveBuffers("", ())
-    grid_idx: tuple[int, int, int] | None = None
+    grid_idx: tuple[int, int, int] = (0, 0, 0)
 
     def cast_impl(self, src: Handle, dst_type: Any) -> Handle:
         source, target = src.dtype.scalar, dst_type.scalar
         if source.is_floating() and target.is_floating():
-            return Handle(convert_float(src.data, source, target, None), target)
+            return _handle(convert_float(src.data, source, target, None), target)
         if source.is_floating() and target.is_int() and target.name != "int1":
-            return Handle(numerics.to_integer(values(src), np_dtype(target)), target)
+            return _handle(numerics.to_integer(values(src), np_dtype(target)), target)
         if target.name in RAW_FORMATS:
             return handle_of(src.data.astype(np.float64), target)
-        return Handle(src.data.astype(np_dtype(target)), target)
+        return _handle(src.data.astype(np_dtype(target)), target)
 
     def create_fp_to_fp(self, src: Handle, dst_type: Any, rounding_mode: Any) -> Handle:
         target = dst_type.scalar
-        return Handle(convert_float(src.data, src.dtype.scalar, target, rounding_mode).view(np_dtype(target)), target)
+        return _handle(convert_float(src.data, src.dtype.scalar, target, rounding_mode).view(np_dtype(target)), target)
 
     def binary_op(self, lhs: Handle, rhs: Handle, op: Callable[..., Any]) -> Handle:
         if lhs.data.dtype == np.bool_:
@@ -106,7 +107,7 @@ class Builder(interpreter.InterpreterBuilder):
     def create_splat(self, ret_ty: Any, arg: Handle) -> Handle:
         data = np.empty(tuple(ret_ty.shape), dtype=np_dtype(arg.dtype))
         data[...] = arg.data
-        return Handle(data, arg.dtype.scalar)
+        return _handle(data, arg.dtype.scalar)
 
     def create_dot(self, a: Handle, b: Handle, d: Handle, input_precision: Any, max_num_imprecise_acc: Any) -> Handle:
         if a.dtype.scalar.is_int() or a.dtype.scalar.name == "fp64":
@@ -116,30 +117,28 @@ class Builder(interpreter.InterpreterBuilder):
             left, right = numerics.to_tensorfloat32(left), numerics.to_tensorfloat32(right)
         return handle_of(np.matmul(left, right) + d.data, d.dtype.scalar)
 
-    def create_load(self, ptr: Handle, cache_policy: Any, is_volatile: bool) -> Handle:
+    def create_load(self, ptr: Handle, *_: Any) -> Handle:
         return self._load(ptr, None, None)
 
-    def create_masked_load(
-        self, ptrs: Handle, mask: Handle, other: Handle | None, cache_policy: Any, is_volatile: bool, *_: Any
-    ) -> Handle:
+    def create_masked_load(self, ptrs: Handle, mask: Handle, other: Handle | None, *_: Any, **__: Any) -> Handle:
         return self._load(ptrs, mask.data, other)
 
-    def _load(self, ptrs: Handle, mask: np.ndarray | None, other: Handle | None) -> Handle:
+    def _load(self, ptrs: Handle, mask: Array | None, other: Handle | None) -> Handle:
         element = ptrs.get_element_ty()
         dtype = np_dtype(element)
         self.memory.check("load", ptrs.data, mask, dtype.itemsize, self.grid_idx)
         if mask is None:
             mask = np.ones(ptrs.data.shape, dtype=bool)
         fill = np.zeros(ptrs.data.shape, dtype=dtype) if other is None else other.data
-        return Handle(_native.load(ptrs.data, mask, fill, dtype), element)
+        return _handle(_native.load(ptrs.data, mask, fill, dtype), element)
 
-    def create_store(self, ptr: Handle, val: Handle, cache_policy: Any) -> None:
+    def create_store(self, ptr: Handle, val: Handle, *_: Any) -> None:
         self._store(ptr, val, None)
 
-    def create_masked_store(self, ptrs: Handle, value: Handle, mask: Handle, cache_policy: Any, *_: Any) -> None:
+    def create_masked_store(self, ptrs: Handle, value: Handle, mask: Handle, *_: Any) -> None:
         self._store(ptrs, value, mask.data)
 
-    def _store(self, ptrs: Handle, value: Handle, mask: np.ndarray | None) -> None:
+    def _store(self, ptrs: Handle, value: Handle, mask: Array | None) -> None:
         dtype = np_dtype(ptrs.get_element_ty())
         self.memory.check("store", ptrs.data, mask, dtype.itemsize, self.grid_idx)
         if mask is None:
@@ -165,12 +164,12 @@ class Builder(interpreter.InterpreterBuilder):
                 address = ptr.data[lane].reshape(1)
                 old = _native.load(address, on, before[lane].reshape(1), before.dtype)
                 before[lane] = old[0]
-                total = self.create_fadd(Handle(old, val.dtype), Handle(val.data[lane].reshape(1), val.dtype))
+                total = self.create_fadd(_handle(old, val.dtype), _handle(val.data[lane].reshape(1), val.dtype))
                 _native.store(address, total.data, on)
-        return Handle(before, val.dtype.scalar)
+        return _handle(before, val.dtype.scalar)
 
 
-class ReduceOps(interpreter.ReduceOps):
+class ReduceOps(interpreter.ReduceOps):  # type: ignore[misc]  # Triton has no type information
     """Reductions on numbers: max and min ignore NaN as the GPU's do, 16-bit sums round at every step of a tree."""
 
     def sum(self, input: Any) -> Any:
@@ -179,13 +178,13 @@ class ReduceOps(interpreter.ReduceOps):
             return self.to_tensor(self._tree_sum(input.handle), input.dtype)
         return super().sum(input)
 
-    def _tree_sum(self, handle: Handle) -> np.ndarray:
+    def _tree_sum(self, handle: Handle) -> Array:
         dtype = handle.dtype.scalar
         axis = 0 if self.axis is None else self.axis
         parts = handle.data.reshape(-1) if self.axis is None else handle.data
         while parts.shape[axis] > 1:
             left, right = np.split(parts, 2, axis)
-            parts = handle_of(values(Handle(left, dtype)) + values(Handle(right, dtype)), dtype).data
+            parts = handle_of(values(_handle(left, dtype)) + values(_handle(right, dtype)), dtype).data
         if self.keep_dims:
             return parts.reshape((1,) * handle.data.ndim) if self.axis is None else parts
         return parts.squeeze(axis)
@@ -222,7 +221,7 @@ class ReduceOps(interpreter.ReduceOps):
         return result, self.to_tensor(place, tl.int32)
 
 
-class ScanOps(interpreter.ScanOps):
+class ScanOps(interpreter.ScanOps):  # type: ignore[misc]  # Triton has no type information
     """Running sums and products on numbers; those of 16-bit floats round at every step."""
 
     def cumsum(self, input: Any) -> Any:

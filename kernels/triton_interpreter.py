@@ -47,11 +47,13 @@ def _install(overflow: bool) -> None:
         raise RuntimeError(
             "activate() must run before kernels are decorated; imported too early, for the GPU: " + ", ".join(early)
         )
+    from triton.backends.nvidia.compiler import min_dot_size
     from triton.runtime import interpreter
 
     from pagebench.kernels import triton_builder, triton_language, triton_launch, triton_rewrite
 
     interpreter.interpreter_builder.__class__ = triton_builder.Builder
+    interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(None)
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=overflow, sanitize_overflow=overflow)
     interpreter.interpreter_semantic.__class__ = triton_language.Semantic
     interpreter.FunctionRewriter.ast_transformer = triton_rewrite.Rewriter()

@@ -55,7 +55,7 @@ def _patches() -> list[tuple[Any, str, Any, Any]]:
     return [*found.values(), *((owner, "__init__", init, owner.__init__) for owner, init in constructors)]
 
 
-class Semantic(interpreter.TritonSemantic):
+class Semantic(interpreter.TritonSemantic):  # type: ignore[misc]  # Triton has no type information
     """The rules of `tl` operations, with the one that every operation goes through made short."""
 
     def broadcast_impl_value(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:

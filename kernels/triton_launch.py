@@ -26,7 +26,7 @@ _builder: Builder = interpreter.interpreter_builder
 _unpatched_convert = interpreter._implicit_cvt
 
 
-class Launch(interpreter.GridExecutor):
+class Launch(interpreter.GridExecutor):  # type: ignore[misc]  # Triton has no type information
     """`kernel[grid](...)` on this machine. Raises MemoryFault as itself, anything else as Triton's InterpreterError."""
 
     def __init__(self, fn: Callable[..., Any], arg_names: Sequence[str], grid: Any, pre_run_hooks: Any = ()) -> None:
@@ -48,11 +48,13 @@ class Launch(interpreter.GridExecutor):
         memory = LiveBuffers(self.fn.__name__, _buffers(arguments))
         with language_patched(), np.errstate(all="ignore"), _running(memory):
             grid = self.grid(dict(arguments)) if callable(self.grid) else self.grid
-            x_size, y_size, z_size = (*(int(n) for n in grid), 1, 1)[:3]
-            _builder.set_grid_dim(x_size, y_size, z_size)
+            sizes = (*(int(n) for n in grid), 1, 1)[:3]
+            if not (0 <= sizes[0] < 2**31 and 0 <= sizes[1] < 2**16 and 0 <= sizes[2] < 2**16):
+                raise ValueError(f"grid must be at most (2**31 - 1, 65535, 65535), got {sizes}")
+            _builder.set_grid_dim(*sizes)
             tensors = {name: arg if name in self.constexprs else convert(arg) for name, arg in arguments.items()}
             try:
-                for program in np.ndindex(x_size, y_size, z_size):
+                for program in np.ndindex(sizes):
                     _builder.grid_idx = program
                     self.fn(**tensors)
             except MemoryFault:
@@ -117,7 +119,7 @@ def _on_cpu(args: Sequence[Any]) -> bool:
 def _running(memory: LiveBuffers) -> Iterator[None]:
     """Make `memory` what accesses are checked against; put back what was there, program ids included."""
     before = _builder.memory, _builder.grid_idx, getattr(_builder, "grid_dim", None)
-    _builder.memory, _builder.grid_idx = memory, None
+    _builder.memory = memory
     try:
         yield
     finally:

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from pagebench.kernels.launch_buffers import Buffer, MemoryFault, nearest_buffer
+from pagebench.kernels.triton_numerics import Array
 
 Program = tuple[int, int, int]
 # Called with (kind, addresses, size, program) for every access that passed its check: kind "load", "store" or "atomic",
 # `addresses` uint64 of the active lanes in any shape, `size` bytes each.
-Observer = Callable[[str, np.ndarray, int, Program], None]
+Observer = Callable[[str, Array, int, Program], None]
 observers: list[Observer] = []
 
 _MACHINERY = tuple(
-    str(Path(__file__).with_name(f"triton_{part}.py")) for part in ("memory", "builder", "language", "launch", "rewrite")
+    str(Path(__file__).with_name(f"triton_{part}.py"))
+    for part in ("memory", "builder", "language", "launch", "rewrite")
 )
 
 
@@ -36,7 +38,7 @@ class LiveBuffers:
                 self.starts.append(buffer.start)
                 self.stops.append(buffer.stop)
 
-    def check(self, kind: str, addresses: np.ndarray, mask: np.ndarray | None, size: int, program: Program) -> None:
+    def check(self, kind: str, addresses: Array, mask: Array | None, size: int, program: Program) -> None:
         """Raise MemoryFault unless [address, address + size) of every lane that `mask` leaves on is live."""
         if mask is not None and not mask.all():
             addresses = addresses[np.broadcast_to(mask, addresses.shape)]
@@ -49,7 +51,7 @@ class LiveBuffers:
         for observe in observers:
             observe(kind, addresses, size, program)
 
-    def _check_each(self, kind: str, addresses: np.ndarray, size: int, program: Program) -> None:
+    def _check_each(self, kind: str, addresses: Array, size: int, program: Program) -> None:
         starts, stops = np.array(self.starts, dtype=np.uint64), np.array(self.stops, dtype=np.uint64)
         if not starts.size:
             self._fault(kind, int(addresses.flat[0]), size, program)

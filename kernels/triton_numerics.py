@@ -5,8 +5,11 @@ the GPU's rules: round to nearest even by default, one NaN code, float8 saturate
 """
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Format:
     nan_code: int
 
     @property
-    def uint(self) -> type[np.unsignedinteger]:
+    def uint(self) -> type[np.uint8] | type[np.uint16]:
         return np.uint8 if self.bits == 8 else np.uint16
 
 
@@ -35,7 +38,7 @@ FORMATS = {
 RAW_FORMATS = frozenset(FORMATS) - {"fp16"}
 
 
-def _float8_values(name: str) -> np.ndarray:
+def _float8_values(name: str) -> Array:
     fmt = FORMATS[name]
     code = np.arange(256)
     exponent, mantissa = (code & 0x7F) >> fmt.mantissa, code & ((1 << fmt.mantissa) - 1)
@@ -50,14 +53,14 @@ def _float8_values(name: str) -> np.ndarray:
 _FLOAT8_VALUES = {name: _float8_values(name) for name in ("fp8e4nv", "fp8e5")}
 
 
-def decode(codes: np.ndarray, name: str) -> np.ndarray:
+def decode(codes: Array, name: str) -> Array:
     """float32 values of raw `codes` in format `name`; exact."""
     if name == "bf16":
         return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return _FLOAT8_VALUES[name][codes]
 
 
-def encode(values: np.ndarray, name: str, toward_zero: bool = False) -> np.ndarray:
+def encode(values: Array, name: str, toward_zero: bool = False) -> Array:
     """Raw codes in format `name` of float `values`, rounded once: to nearest even, or `toward_zero`."""
     if name == "bf16" and values.dtype == np.float32 and not toward_zero:
         return _encode_bfloat16(values)
@@ -68,14 +71,16 @@ def encode(values: np.ndarray, name: str, toward_zero: bool = False) -> np.ndarr
     exponent = np.where(magnitude > 0, np.frexp(magnitude)[1] - 1, fmt.min_exponent).clip(fmt.min_exponent)
     steps = np.ldexp(magnitude, fmt.mantissa - exponent)  # in units of the last place: exact
     steps = (np.trunc(steps) if toward_zero else np.rint(steps)).astype(np.int64)
-    code = ((exponent.astype(np.int64) - fmt.min_exponent) << fmt.mantissa) + steps  # a carry moves to the next exponent
+    code = (
+        (exponent.astype(np.int64) - fmt.min_exponent) << fmt.mantissa
+    ) + steps  # a carry moves to the next exponent
     code = np.where(code > fmt.max_code, fmt.max_code if toward_zero else fmt.overflow_code, code)
     code = np.where(infinite, fmt.overflow_code, code)
     code = np.where(nan, fmt.nan_code, code | (np.signbit(values).astype(np.int64) << (fmt.bits - 1)))
     return code.astype(fmt.uint)
 
 
-def _encode_bfloat16(values: np.ndarray) -> np.ndarray:
+def _encode_bfloat16(values: Array) -> Array:
     bits = np.asarray(values, order="C").view(np.uint32)
     lowest_kept = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = ((bits + (lowest_kept + np.uint32(0x7FFF))) >> np.uint32(16)).astype(np.uint16)
@@ -83,7 +88,7 @@ def _encode_bfloat16(values: np.ndarray) -> np.ndarray:
     return np.where(nan, np.uint16(0x7FFF), rounded) if nan.any() else rounded
 
 
-def to_integer(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def to_integer(values: Array, dtype: np.dtype[Any]) -> Array:
     """Float to integer as cvt.rzi does: toward zero, saturating, NaN to 0; 8-bit results are the low byte of a 16-bit one."""
     register = np.dtype(np.int16 if dtype.kind == "i" else np.uint16) if dtype.itemsize == 1 else dtype
     low, high = np.iinfo(register).min, np.iinfo(register).max
@@ -94,7 +99,7 @@ def to_integer(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where(inside, safe, edge).astype(dtype)
 
 
-def to_tensorfloat32(values: np.ndarray) -> np.ndarray:
+def to_tensorfloat32(values: Array) -> Array:
     """float32 as a TF32 tensor core reads it: the low 13 mantissa bits ignored; infinities and NaN as they are."""
     bits = np.asarray(values, dtype=np.float32, order="C").view(np.uint32)
     return np.where(np.isfinite(values), (bits & np.uint32(0xFFFFE000)).view(np.float32), values)

@@ -2,11 +2,13 @@
 
 - `and`, `or`, `not` on tensors: elementwise, all operands evaluated (Python would return one operand and skip the rest);
 - the variable of a `range` loop: an int32 (or wider) scalar tensor that wraps, not an unbounded Python int;
+- `min`, `max` of tensors: elementwise;
 - `if`, `while` on a tensor with more than one element: an error, as when compiling, not simply true.
 """
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ def _lazily(value: ast.expr) -> ast.Lambda:
     return ast.Lambda(args=none, body=value)
 
 
-class Rewriter(interpreter.ASTTransformer):
+class Rewriter(interpreter.ASTTransformer):  # type: ignore[misc]  # Triton has no type information
     """The interpreter's own rewriting, and calls of the functions below. They reach a kernel by `KERNEL_NAMES`."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802  # the name that ast.NodeVisitor looks up
@@ -38,6 +40,13 @@ class Rewriter(interpreter.ASTTransformer):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:  # noqa: N802  # as above
         self.generic_visit(node)
         return ast.copy_location(_name("_triton_not", node.operand), node) if isinstance(node.op, ast.Not) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:  # noqa: N802  # as above
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+            node.args.insert(0, node.func)
+            node.func = ast.copy_location(ast.Name(id="_triton_extreme", ctx=ast.Load()), node)
+        return node
 
     def visit_For(self, node: ast.For) -> ast.For:  # noqa: N802  # as above
         self.generic_visit(node)
@@ -89,6 +98,14 @@ def _triton_not(operand: Any) -> Any:
     return _semantic.not_(_as_int1(operand)) if isinstance(operand, tl.tensor) else not operand
 
 
+def _triton_extreme(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`min(...)` or `max(...)`: Python's on compile-time values, elementwise on tensors; any other function as it is."""
+    elementwise = {min: tl.minimum, max: tl.maximum}.get(function)
+    if elementwise is None or not any(isinstance(arg, tl.tensor) for arg in args):
+        return function(*args, **options)
+    return reduce(elementwise, args)
+
+
 def _triton_test(condition: Any) -> Any:
     if isinstance(condition, tl.tensor) and condition.handle.data.size != 1:
         raise ValueError(f"condition must be a scalar, got a tensor of shape {condition.handle.data.shape}")
@@ -109,4 +126,5 @@ def _triton_range(*bounds: Any, **options: Any) -> Iterator[Any]:
         yield tl.tensor(interpreter.TensorHandle(np.array([i], dtype=array_dtype), dtype), dtype)
 
 
-KERNEL_NAMES = {f.__name__: f for f in (_triton_and, _triton_or, _triton_not, _triton_test, _triton_range)}
+_HELPERS = (_triton_and, _triton_or, _triton_not, _triton_extreme, _triton_test, _triton_range)
+KERNEL_NAMES = {helper.__name__: helper for helper in _HELPERS}
