@@ -1,0 +1,52 @@
+"""What turns a function of (subject, data) into a property test over providers."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, configuration, given, settings
+from hypothesis import strategies as st
+
+from pagebench.properties import profile
+
+Test = Callable[..., None]
+
+# One launch in the interpreter takes 0.2 s, so drawing is never what is slow.
+_SUPPRESSED = (HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large)
+
+
+def claim(op: str, *, examples: int) -> Callable[[Test], Test]:
+    """Mark test(subject, data) as a claim about `op`, tried on `examples` drawn cases under the default profile."""
+
+    def decorate(test: Test) -> Test:
+        wrapped: Any = budget(examples)(given(data=st.data())(test))
+        wrapped.pagebench_op = op
+        wrapped.pagebench_examples = examples
+        return wrapped  # type: ignore[no-any-return]  # a function with attributes
+
+    return decorate
+
+
+def fixed(op: str) -> Callable[[Test], Test]:
+    """Mark test(subject) as a claim about `op` on problems that are the same every time."""
+
+    def decorate(test: Any) -> Test:
+        test.pagebench_op = op
+        return test  # type: ignore[no-any-return]  # a function with attributes
+
+    return decorate
+
+
+def budget(examples: int) -> settings:
+    """Hypothesis settings for `examples` under the active profile; the rest is the user's default profile."""
+    chosen = profile.active
+    if chosen.home is not None and "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
+        configuration.set_hypothesis_home_dir(str(chosen.home))
+    phases = [Phase.explicit, Phase.reuse, Phase.generate] + ([Phase.shrink] if chosen.shrink else [])
+    return settings(
+        max_examples=chosen.examples(examples),
+        deadline=None,  # a first launch compiles
+        print_blob=True,
+        phases=phases,
+        suppress_health_check=_SUPPRESSED,
+    )

@@ -1,0 +1,135 @@
+"""Claims about any provider and problem: one function per claim, each raising AssertionError where the claim is broken.
+
+`check` is the claim that everyone starts from: the benchmarks before timing, and every printed repro. Each function
+takes (provider, host problem, variant) and returns what it could not try, in words: empty means fully exercised.
+Further claims are in `relations`; inputs made to show particular faults are in `probes`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pagebench.properties import poison
+from pagebench.properties.runs import NotExercised, Run, run
+from pagebench.reference import dequant, error_bounds
+from pagebench.reference import paged_attention as attention
+from pagebench.reference.block_copy import CopyBlocks, copy_blocks
+from pagebench.reference.dequant import Dequantize
+from pagebench.reference.dtypes import FLOAT32, Array
+from pagebench.reference.paged_attention import PagedAttention
+from pagebench.reference.problem import Problem
+
+Missing = tuple[str, ...]
+
+
+def check(provider: Any, problem: Problem, *, variant: dict[str, Any] | None = None) -> Missing:
+    """The result has the right shape, dtype and values, and no byte that is not the op's own changed.
+
+    Values: attention within `error_bounds`, copies and dequantisation bit for bit. Raises AssertionError otherwise, and
+    ValueError for a problem that the provider rejects.
+    """
+    require_supported(provider, problem)
+    expect = expectation(problem)
+    done = run(provider, problem, variant)
+    return (*done.not_exercised, *expect(done))
+
+
+def check_poison(provider: Any, problem: Problem, *, variant: dict[str, Any] | None = None) -> Missing:
+    """Nothing that must not matter does: all of it NaN in one run and large numbers in another gives the same bits.
+
+    That is: slots past a sequence's end, unused blocks, keys that no query sees, table entries past the last block,
+    unused groups, gaps between the elements of a view; and outputs and scratch as they were before the call.
+    """
+    require_supported(provider, problem)
+    done = {}
+    for byte in (poison.NAN, poison.LARGE):
+        poisoned = poison.poisoned(problem, byte)
+        done[byte] = run(provider, poisoned, variant, byte=byte)
+        expectation(poisoned)(done[byte])
+    assert_equal_runs("after poisoning with large numbers instead of NaN", done[poison.LARGE], done[poison.NAN])
+    return done[poison.NAN].not_exercised
+
+
+def check_variants(provider: Any, problem: Problem, *, variant: dict[str, Any] | None = None) -> Missing:
+    """`check` holds for every variant of the provider; `variant` is ignored."""
+    require_supported(provider, problem)
+    if not hasattr(provider, "variants"):
+        raise NotExercised("variants: the provider has none")
+    expect = expectation(problem)
+    for each in provider.variants(problem):
+        try:
+            done = run(provider, problem, each)
+            missing = (*done.not_exercised, *expect(done))
+        except Exception as error:
+            error.add_note(f"variant: {each!r}")
+            raise
+    return missing
+
+
+def require_supported(provider: Any, problem: Problem) -> None:
+    """Raise ValueError when the provider does not implement the op or rejects the problem."""
+    if not callable(getattr(provider, problem.op, None)):
+        raise ValueError(f"provider must implement {problem.op}, got {provider.name!r} without it")
+    reason = provider.rejects(problem)
+    if reason is not None:
+        raise ValueError(f"problem must be one that {provider.name!r} supports, got rejected: {reason}")
+
+
+# --- what the reference says, worked out once per problem
+
+
+def expectation(problem: Problem) -> Callable[[Run], Missing]:
+    """A function that raises AssertionError unless a run's results are right for `problem`."""
+    if isinstance(problem, PagedAttention):
+        return _attention_expectation(problem)
+    if isinstance(problem, CopyBlocks):
+        caches = copy_blocks(problem)
+        return lambda done: _compare_bits(done, {f"caches[{i}]": cache for i, cache in enumerate(caches)})
+    if isinstance(problem, Dequantize):
+        weight = dequant.dequantize(problem)
+        return lambda done: _compare_bits(done, {"weight": weight})
+    raise ValueError(f"problem must be of an op with a reference, got {type(problem).__name__}")
+
+
+def _attention_expectation(problem: PagedAttention) -> Callable[[Run], Missing]:
+    out, lse = attention.paged_attention(problem)
+    out_bound, lse_bound = error_bounds.paged_attention(problem)
+
+    def compare(done: Run) -> Missing:
+        require_form("out", done.results["out"], problem.query.shape, problem.query.dtype)
+        error_bounds.assert_close("out", _some(done.results["out"]), out, out_bound)
+        if done.results["lse"] is None:
+            return ("lse: the provider returns none",)
+        require_form("lse", done.results["lse"], problem.query.shape[:2], FLOAT32)
+        error_bounds.assert_close("lse", _some(done.results["lse"]), lse, lse_bound)
+        return ()
+
+    return compare
+
+
+def _compare_bits(done: Run, expected: dict[str, Array]) -> Missing:
+    for name, array in expected.items():
+        require_form(name, done.results[name], array.shape, array.dtype)
+        error_bounds.assert_same_bits(name, _some(done.results[name]), array)
+    return ()
+
+
+def require_form(name: str, actual: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raise AssertionError unless `actual` has this shape and then this dtype."""
+    assert actual is not None, f"{name}: None, expected an array"
+    assert actual.shape == tuple(shape), f"{name}: shape {list(actual.shape)}, expected {list(shape)}"
+    assert actual.dtype == dtype, f"{name}: dtype {actual.dtype}, expected {dtype}"
+
+
+def assert_equal_runs(when: str, got: Run, expected: Run) -> None:
+    """Raise AssertionError unless two runs gave the same bits (any NaN equals any NaN)."""
+    for name, array in expected.results.items():
+        other = got.results[name]
+        if array is not None and other is not None:
+            error_bounds.assert_same_bits(f"{name} {when}", other, array)
+
+
+def _some(array: Array | None) -> Array:
+    assert array is not None
+    return array

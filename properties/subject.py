@@ -1,0 +1,122 @@
+"""A provider under test: draws problems it supports, holds it to claims, and keeps the tally."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from pagebench.kernels.providers import how_it_runs
+from pagebench.properties import strategies
+from pagebench.properties.runs import NotExercised
+from pagebench.properties.support import RECIPES, Support, everything, support
+from pagebench.properties.tally import Tally
+from pagebench.reference.dequant import Dequantize
+from pagebench.reference.problem import Problem
+
+Contract = Callable[..., tuple[str, ...]]
+ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A drawn problem, the recipe it was built from (None for a hand-made one) and one of the provider's variants."""
+
+    problem: Any
+    recipe: Any
+    variant: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Case({self.recipe}, variant={self.variant})"
+
+
+@dataclass
+class Subject:
+    """`spec` is what `load_provider` takes, for repros; `tally` is the current test's."""
+
+    spec: str
+    provider: Any
+    tally: Tally = field(default_factory=Tally)
+    _support: dict[str, Support | None] = field(default_factory=dict)
+    _label: str = ""
+
+    @property
+    def label(self) -> str:
+        """The provider and how it runs here, as "triton [interpreter]"."""
+        if not self._label:
+            self._label = f"{self.provider.name} [{how_it_runs(self.provider)}]"
+        return self._label
+
+    def support(self, op: str) -> Support | None:
+        if op not in self._support:
+            self._support[op] = support(self.provider, op)
+        return self._support[op]
+
+    def lacks(self, op: str) -> str | None:
+        """Why nothing of `op` can be tried."""
+        if not callable(getattr(self.provider, op, None)):
+            return f"{self.provider.name} does not implement {op}"
+        if self.support(op) is None:
+            return f"{self.provider.name} rejects every {op} problem"
+        return None
+
+    def cases(self, op: str) -> SearchStrategy[Case]:
+        """Cases of `op`: one in four drawn from the whole contract, which may be rejected; the others steered."""
+        return _cases(self, op)
+
+    def hold(self, contract: Contract, problem: Problem, variant: dict[str, Any] | None = None) -> None:
+        """Hold the provider to `contract`; a failure carries the snippet that reproduces it."""
+        key = (self.label, problem.op)
+        try:
+            missing = contract(self.provider, problem, variant=variant)
+            self.tally.examples[key] += 1
+        except NotExercised as why:
+            missing = (str(why),)
+        except Exception as error:
+            error.add_note(f"\nTo reproduce:\n\n{repro(self.spec, contract, problem, variant)}")
+            raise
+        self.tally.not_exercised.update((*key, what) for what in missing)
+
+    def with_contract(self, problem: Any) -> Any:
+        """`problem` under the rounding contract that the provider declares."""
+        if isinstance(problem, Dequantize) and hasattr(self.provider, "contract"):
+            return dataclasses.replace(problem, contract=self.provider.contract(problem.format))
+        return problem
+
+    def accepted(self, problem: Problem) -> bool:
+        """Whether the provider supports `problem`; counts the rejection otherwise."""
+        reason = self.provider.rejects(problem)
+        if reason is not None:
+            self.tally.rejected[self.label, problem.op, reason] += 1
+        return reason is None
+
+    def variants(self, problem: Problem) -> list[dict[str, Any]]:
+        """The provider's variants of `problem`; [{}] where it has none."""
+        return list(self.provider.variants(problem)) if hasattr(self.provider, "variants") else [{}]
+
+
+@st.composite
+def _cases(draw: DrawFn, subject: Subject, op: str) -> Case:
+    narrow = subject.support(op)
+    assert narrow is not None, "cases are drawn only for an op of which the provider supports something"
+    attempts = [narrow] * ATTEMPTS
+    if draw(st.integers(0, 3)) == 3:
+        attempts.insert(0, everything(op))
+    for within in attempts:
+        recipe = draw(strategies.recipes(op, within))
+        problem = subject.with_contract(recipe.build())
+        if subject.accepted(problem):
+            return Case(problem, recipe, draw(st.sampled_from(subject.variants(problem))))
+    recipe = RECIPES[op].sample(**narrow.plain)
+    problem = subject.with_contract(recipe.build())
+    return Case(problem, recipe, draw(st.sampled_from(subject.variants(problem))))
+
+
+def repro(spec: str, contract: Contract, problem: Problem, variant: dict[str, Any] | None) -> str:
+    """`Problem.repro` for any contract function, not only `check`."""
+    text = problem.repro(spec, variant)
+    where = f"from {contract.__module__} import {contract.__name__}"
+    text = text.replace("from pagebench.properties.contracts import check", where)
+    return text.replace("\ncheck(", f"\n{contract.__name__}(")

@@ -1,0 +1,60 @@
+"""Block copy: what every provider's `copy_blocks` must do. Each claim compares every byte, the gaps of views included."""
+
+from typing import Any
+
+import numpy as np
+
+from pagebench.properties import contracts, relations
+from pagebench.properties.block_copy_recipes import CopyRecipe
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.subject import Subject
+
+OP = "copy_blocks"
+
+
+@claim(OP, examples=80)
+def test_every_byte(subject: Subject, data: Any) -> None:
+    """All reads before all writes, in all caches, and nothing else touched."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check, case.problem, case.variant)
+
+
+@claim(OP, examples=15)
+def test_poison(subject: Subject, data: Any) -> None:
+    """Scratch and the gaps between a view's elements do not matter."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_poison, case.problem, case.variant)
+
+
+@claim(OP, examples=10)
+def test_every_variant(subject: Subject, data: Any) -> None:
+    """The same under every variant that the provider offers."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_variants, case.problem)
+
+
+@claim(OP, examples=15)
+def test_pair_order(subject: Subject, data: Any) -> None:
+    """Bitwise: the order of the pairs means nothing."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_pair_order, case.problem, case.variant)
+
+
+@fixed(OP)
+def test_many_layers(subject: Subject) -> None:
+    """80 layers of K and V in one call, with a chain and a cycle through them."""
+    problem = CopyRecipe((("bfloat16", (4, 2, 8), "halves"),) * 80, num_blocks=6, pairs="cycle", count=4).build()
+    if subject.accepted(problem):
+        subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
+def test_every_map_of_three_blocks(subject: Subject) -> None:
+    """All partial maps of three blocks onto themselves: every chain, cycle, fan-out and self pair there is."""
+    recipe = CopyRecipe((("float16", (3,), "contiguous"), ("uint8", (5,), "padded")), num_blocks=3)
+    for number in range(4**3):
+        sources = [number // 4**dst % 4 for dst in range(3)]
+        pairs = np.array([(src, dst) for dst, src in enumerate(sources) if src < 3], np.int64).reshape(-1, 2)
+        problem = type(recipe.build())(recipe.build().caches, pairs)
+        if subject.accepted(problem):
+            subject.hold(contracts.check, problem)

@@ -1,0 +1,39 @@
+"""Dequantisation: what every provider's `dequantize` must do. Values are compared bit for bit under its contract."""
+
+from typing import Any
+
+from pagebench.properties import codes, contracts
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.subject import Subject
+
+OP = "dequantize"
+
+
+@claim(OP, examples=100)
+def test_bits(subject: Subject, data: Any) -> None:
+    """Every weight has the bits that the rounding contract gives, whatever the packed bits and scales."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check, case.problem, case.variant)
+
+
+@claim(OP, examples=20)
+def test_poison(subject: Subject, data: Any) -> None:
+    """Groups that no weight uses, gaps between the elements of views, and the output's old bytes do not matter."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_poison, case.problem, case.variant)
+
+
+@claim(OP, examples=12)
+def test_every_variant(subject: Subject, data: Any) -> None:
+    """The same under every variant that the provider offers."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_variants, case.problem)
+
+
+@fixed(OP)
+def test_every_code(subject: Subject) -> None:
+    """Every code under a scale of every class, to every output dtype, in every format."""
+    for problem in codes.exhaustive():
+        asked = subject.with_contract(problem)
+        if subject.accepted(asked):
+            subject.hold(contracts.check, asked)

@@ -1,0 +1,113 @@
+"""Paged attention: what every provider's `paged_attention` must do."""
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pagebench.properties import contracts, probes, relations
+from pagebench.properties.claims import claim
+from pagebench.properties.subject import Subject
+
+OP = "paged_attention"
+EDGES = st.integers(0, 200)
+
+
+@claim(OP, examples=90)
+def test_values(subject: Subject, data: Any) -> None:
+    """Within the derived bound of the dense float64 reference; no byte of an input or beside an array changed."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check, case.problem, case.variant)
+
+
+@claim(OP, examples=25)
+def test_poison(subject: Subject, data: Any) -> None:
+    """What must not matter does not: tails, unused blocks, table entries past the end, scratch, old output."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_poison, case.problem, case.variant)
+
+
+@claim(OP, examples=8)
+def test_every_variant(subject: Subject, data: Any) -> None:
+    """The same under every split, tile and warp count that the provider offers."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_variants, case.problem)
+
+
+@claim(OP, examples=30)
+def test_counting(subject: Subject, data: Any) -> None:
+    """Every key is counted once: no dropped and no extra key."""
+    case = data.draw(subject.cases(OP))
+    _hold_if_accepted(subject, probes.counting(case.problem), case.variant)
+
+
+@claim(OP, examples=40)
+def test_needle(subject: Subject, data: Any) -> None:
+    """A single key that matters is found at every edge of block, tile and window, and not found just outside."""
+    case = data.draw(subject.cases(OP))
+    _hold_if_accepted(subject, probes.needle(case.problem, data.draw(EDGES)), case.variant)
+
+
+@claim(OP, examples=12)
+def test_constant_value(subject: Subject, data: Any) -> None:
+    """If every value is c, out is c."""
+    case = data.draw(subject.cases(OP))
+    _hold_if_accepted(subject, probes.constant_value(case.problem), case.variant)
+
+
+@claim(OP, examples=15)
+def test_large_logits(subject: Subject, data: Any) -> None:
+    """Scores of 1e5 neither overflow nor lose the winner."""
+    case = data.draw(subject.cases(OP))
+    _hold_if_accepted(subject, probes.large_logits(case.problem), case.variant)
+
+
+@claim(OP, examples=12)
+def test_relabelling_blocks(subject: Subject, data: Any) -> None:
+    """Bitwise: where a block lies means nothing."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_relabelling, case.problem, case.variant)
+
+
+@claim(OP, examples=12)
+def test_batch_permutation(subject: Subject, data: Any) -> None:
+    """The order of the sequences means nothing."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_batch_permutation, case.problem, case.variant)
+
+
+@claim(OP, examples=10)
+def test_batch_split(subject: Subject, data: Any) -> None:
+    """A sequence's result does not depend on its company."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_batch_split, case.problem, case.variant)
+
+
+@claim(OP, examples=10)
+def test_block_size(subject: Subject, data: Any) -> None:
+    """The same keys in blocks of another size give the same result."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_block_size, case.problem)
+
+
+@claim(OP, examples=10)
+def test_grouped_heads(subject: Subject, data: Any) -> None:
+    """Grouped-query attention is multi-head attention with the KV heads repeated."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_gqa_is_mha, case.problem)
+
+
+@claim(OP, examples=8)
+def test_wide_window(subject: Subject, data: Any) -> None:
+    """A window no shorter than the sequence is no window."""
+    case = data.draw(subject.cases(OP))
+    if case.problem.causal and case.problem.window is None:
+        longest = int(case.problem.seq_lens.max(initial=0))
+        _hold_if_accepted(subject, dataclasses.replace(case.problem, window=longest + 1), case.variant)
+
+
+def _hold_if_accepted(subject: Subject, problem: Any, variant: dict[str, Any]) -> None:
+    """Hold the provider to `check` on a problem made from a drawn one, unless that step took it out of what is supported."""
+    if subject.accepted(problem):
+        offered = variant if variant in subject.variants(problem) else None
+        subject.hold(contracts.check, problem, offered)
