@@ -28,7 +28,7 @@ _RUNTIME_SOURCES = (
     "cuda_host_warp.hpp",
 )
 _COMMON = ("-std=c++20", "-g1", "-gdwarf-4", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")
-_RUNTIME_FLAGS = (*_COMMON, "-O2")
+_RUNTIME_FLAGS = (*_COMMON, "-O2", "-ftree-vectorize")
 _KERNEL_FLAGS = (
     *_COMMON,
     "-O1",

@@ -37,7 +37,12 @@ struct Thread {
   std::vector<size_t> groups;
 };
 
+struct Warp {
+  uint32_t live, waiting;  // lanes that have not exited; of these, lanes in a collective
+};
+
 static Thread threads[kMaxThreads];
+static Warp warps[kMaxThreads / 32];
 static Thread* current;
 static Context scheduler;
 static StackPool stacks;
@@ -49,6 +54,7 @@ static volatile sig_atomic_t in_kernel;
 
 static int thread_id(const Thread& t) { return static_cast<int>(&t - threads); }
 static uint32_t lane_bit(const Thread& t) { return 1u << (thread_id(t) % 32); }
+static Warp& warp_of(const Thread& t) { return warps[thread_id(t) / 32]; }
 
 static void wait_in(State state, int line) {
   current->state = state;
@@ -74,29 +80,21 @@ int barrier(BarrierKind kind, int predicate, int line) {
 
 void yield() { wait_in(kReady, 0); }
 
-// The live lanes of the warp that thread t belongs to.
-static uint32_t live_lanes(const Thread& t) {
-  const int first = thread_id(t) / 32 * 32;
-  uint32_t live = 0;
-  for (int i = first; i < std::min(first + 32, num_threads); ++i)
-    if (threads[i].state != kExited) live |= lane_bit(threads[i]);
-  return live;
-}
-
 // Performs the operation that t waits in if every live lane of its mask waits in it too.
 static bool complete(Thread& t) {
-  const uint32_t mask = t.mask & live_lanes(t);
-  Thread* warp = &threads[thread_id(t) / 32 * 32];
+  Warp& warp = warp_of(t);
+  const uint32_t mask = t.mask & warp.live;
+  if ((warp.waiting & mask) != mask) return false;
+  Thread* lanes = &threads[thread_id(t) / 32 * 32];
   void* payloads[32] = {};
-  for (int lane = 0; lane < 32; ++lane) {
-    if (!(mask >> lane & 1)) continue;
-    const Thread& other = warp[lane];
-    if (other.state != kAtCollective || other.operation != t.operation || other.mask != t.mask) return false;
-    payloads[lane] = other.payload;
+  for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    if (lanes[lane].operation != t.operation || lanes[lane].mask != t.mask) return false;
+    payloads[lane] = lanes[lane].payload;
   }
   t.operation->perform(payloads, mask);
-  for (int lane = 0; lane < 32; ++lane)
-    if (mask >> lane & 1) warp[lane].state = kReady;
+  warp.waiting &= ~mask;
+  for (uint32_t rest = mask; rest != 0; rest &= rest - 1) lanes[__builtin_ctz(rest)].state = kReady;
   return true;
 }
 
@@ -110,6 +108,7 @@ void collective(const Collective& operation, uint32_t mask, void* payload, int l
   }
   t.operation = &operation, t.mask = mask, t.payload = payload, t.line = line;
   t.state = kAtCollective;
+  warp_of(t).waiting |= lane_bit(t);
   if (!complete(t)) switch_context(t.context, scheduler);
 }
 
@@ -122,6 +121,7 @@ static void finish_thread() {
   Thread& t = *current;
   t.state = kExited;
   ++num_exited;
+  warp_of(t).live &= ~lane_bit(t);
   Thread* warp = &threads[thread_id(t) / 32 * 32];
   for (int lane = 0; lane < 32; ++lane)  // some may have waited for this lane only
     if (warp + lane < threads + num_threads && warp[lane].state == kAtCollective) complete(warp[lane]);
@@ -230,9 +230,11 @@ static void release_barrier() {
 static void start_block() {
   poison_shared();
   num_exited = num_at_barrier = 0;
+  memset(warps, 0, sizeof warps);
   for (int i = 0; i < num_threads; ++i) {
     Thread& t = threads[i];
     t.state = kReady;
+    warp_of(t).live |= lane_bit(t);
     t.started = false;
     t.copies.clear();
     t.groups.clear();

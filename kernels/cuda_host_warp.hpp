@@ -140,10 +140,11 @@ static float element(uint32_t pair, int i, bool half) {
 //   c[e], d[e] hold C[groupID + 8 * (e >> 1)][2 * tig + (e & 1)]
 // The products are exact; their sum is rounded once (a tensor core may round more often, never less exactly specified).
 static void mma(void* const* payloads, uint32_t mask) {
-  float a[16][16], b[16][8];
+  double a[16][16], b[16][8], sums[16][8];
   const bool half = static_cast<const Mma*>(payloads[__builtin_ctz(mask)])->half;
   memset(a, 0xFF, sizeof a);  // a lane that takes no part brings NaN
   memset(b, 0xFF, sizeof b);
+  memset(sums, 0xFF, sizeof sums);
   each_lane(mask, [&](int lane) {
     const Mma& m = *static_cast<const Mma*>(payloads[lane]);
     const int group = lane / 4, tig = lane % 4;
@@ -151,17 +152,14 @@ static void mma(void* const* payloads, uint32_t mask) {
       for (int i = 0; i < 2; ++i) a[group + 8 * (r & 1)][2 * tig + i + 8 * (r >> 1)] = element(m.a[r], i, half);
     for (int r = 0; r < 2; ++r)
       for (int i = 0; i < 2; ++i) b[2 * tig + i + 8 * r][group] = element(m.b[r], i, half);
+    for (int e = 0; e < 4; ++e) sums[group + 8 * (e >> 1)][2 * tig + (e & 1)] = m.c[e];
   });
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k)
+      for (int column = 0; column < 8; ++column) sums[row][column] += a[row][k] * b[k][column];
   each_lane(mask, [&](int lane) {
-    const Mma& m = *static_cast<const Mma*>(payloads[lane]);
-    float d[4];
-    for (int e = 0; e < 4; ++e) {
-      const int row = lane / 4 + 8 * (e >> 1), column = 2 * (lane % 4) + (e & 1);
-      double sum = m.c[e];
-      for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
-      d[e] = static_cast<float>(sum);
-    }
-    memcpy(m.d, d, sizeof d);
+    float* d = static_cast<const Mma*>(payloads[lane])->d;
+    for (int e = 0; e < 4; ++e) d[e] = static_cast<float>(sums[lane / 4 + 8 * (e >> 1)][2 * (lane % 4) + (e & 1)]);
   });
 }
 
