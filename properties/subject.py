@@ -32,7 +32,7 @@ class Case:
         return f"Case({self.recipe}, variant={self.variant})"
 
 
-@dataclass
+@dataclass(repr=False)
 class Subject:
     """`spec` is what `load_provider` takes, for repros; `tally` is the current test's."""
 
@@ -41,6 +41,9 @@ class Subject:
     tally: Tally = field(default_factory=Tally)
     _support: dict[str, Support | None] = field(default_factory=dict)
     _label: str = ""
+
+    def __repr__(self) -> str:
+        return f"Subject({self.spec!r})"
 
     @property
     def label(self) -> str:

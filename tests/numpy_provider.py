@@ -30,9 +30,11 @@ class Provider:
     def paged_attention(self, problem):
         out, lse = np.zeros_like(problem.query), np.full(problem.query.shape[:2], -np.inf, np.float32)
         for seq, length in enumerate(problem.seq_lens):
+            first, stop = problem.query_start[seq : seq + 2]
+            if first == stop:
+                continue  # its table entries may be anything
             blocks = problem.block_table[seq, : -(-length // problem.block_size)]
             key, value = (cache[blocks].reshape(-1, *cache.shape[2:])[:length] for cache in (problem.key_cache, problem.value_cache))
-            first, stop = problem.query_start[seq : seq + 2]
             for row in range(first, stop):
                 seen = max(length - (stop - row) + 1, 0)  # the last row sits at the last key
                 for head in range(problem.num_query_heads if seen else 0):
