@@ -1,4 +1,4 @@
-"""asv ignores what it does not know, so a typo in its settings voids a gate in silence: each key and pattern is tested."""
+"""asv ignores what it does not know, so that a typo in its settings voids a gate: every key and pattern is tested."""
 
 import importlib
 import inspect

@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,30 +56,33 @@ def launch():
 RECORD = """
 import json, sys, tempfile
 from bench._codegen import _isolate, triton_launches
-arch = int(sys.argv[1])
+archs = [int(arch) for arch in sys.argv[1:]]
 with tempfile.TemporaryDirectory() as cache:
-    _isolate(arch, cache)
+    _isolate(archs[0], cache)
     import samples
-    print(json.dumps([launch.to_json() for launch in triton_launches(samples.launch, arch)]))
+    print(json.dumps({arch: [launch.to_json() for launch in triton_launches(samples.launch, arch)] for arch in archs}))
 """
 
 
-def record_samples(folder: Path, arch: int, hash_seed: str = "0") -> str:
+def record_samples(folder: Path, archs: Sequence[int], hash_seed: str) -> dict[str, list[dict[str, Any]]]:
     (folder / "samples.py").write_text(TRITON_SAMPLES)
     env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "PYTHONHASHSEED": hash_seed}
     # A hostile setting of the user's must not reach the recording.
     env |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", RECORD, str(arch)], env=env, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-P", "-c", RECORD, *map(str, archs)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return dict(json.loads(done.stdout))
 
 
-@pytest.fixture(scope="module", params=[80, 90, 100])
-def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[CompiledLaunch]:
-    text = record_samples(tmp_path_factory.mktemp(f"sm{request.param}"), request.param)
-    return [CompiledLaunch.from_json(item) for item in json.loads(text)]
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return record_samples(tmp_path_factory.mktemp("samples"), _sass.ARCHS, "1")
+
+
+@pytest.fixture(params=_sass.ARCHS)
+def launches(request: pytest.FixtureRequest, recorded: dict[str, list[dict[str, Any]]]) -> list[CompiledLaunch]:
+    return [CompiledLaunch.from_json(item) for item in recorded[str(request.param)]]
 
 
 def test_launcher_decides_grid_and_warps(launches: list[CompiledLaunch]) -> None:
@@ -124,8 +129,9 @@ def test_occupancy_of_a_launch(launches: list[CompiledLaunch]) -> None:
     assert add.waves == 4 / (16 * _sass.SM_LIMITS[add.arch].sm_count)
 
 
-def test_same_numbers_in_every_process(tmp_path: Path) -> None:
-    assert record_samples(tmp_path, 90, "1") == record_samples(tmp_path, 90, "2")
+def test_same_numbers_in_every_process(recorded: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
+    """Another process, hash seed, folder and order of targets."""
+    assert record_samples(tmp_path, [90], "2")["90"] == recorded["90"]
 
 
 def test_recording_refuses_a_process_that_already_imported_triton() -> None:

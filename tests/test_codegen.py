@@ -1,0 +1,130 @@
+"""Every kernel of both providers compiles for every target, without a GPU, and as it was meant to be compiled."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import _codegen, _sass, codegen
+from bench.workloads import WORKLOADS
+
+ROOT = Path(__file__).resolve().parent.parent
+PROVIDERS = ("triton", "cupy")
+# One workload for each kernel and dtype; the others of an op differ in grid and strides only.
+WORKLOADS_COMPILED = (
+    "llama-3-8b-decode-b8-s4096-block16-fp16",
+    "llama-3-8b-decode-b8-s32768-block16-bf16",
+    "qwen2.5-7b-decode-b8-s4096-block16-fp16",
+    "llama-3-8b-copy-64x16-fp16",
+    "llama-3-8b-gptq-gate-fp16",
+    "llama-3-8b-q8_0-gate-fp16",
+)
+CUDA_PROVIDER = """
+import functools
+import numpy as np
+from pagebench.kernels.cuda_host import RawModule
+
+CODE = "template <typename T> __global__ void copy(const T* a, T* b) { b[threadIdx.x] = a[threadIdx.x]; }"
+
+@functools.cache
+def module():
+    return RawModule(code=CODE, name_expressions=["copy<uint4>"])
+
+class Provider:
+    name = "outside"
+    def unavailable(self): return "never asked when recording"
+    def rejects(self, problem): return None if problem.op == "copy_blocks" else "copies only"
+    def to_device(self, array): return array.copy()
+    def to_host(self, array): return array
+    def synchronize(self): pass
+    def copy_blocks(self, problem):
+        module().get_function("copy<uint4>")((len(problem.pairs),), (128,), problem.caches[:2])
+"""
+
+
+@pytest.fixture(scope="module", params=[(p, a) for p in PROVIDERS for a in _sass.ARCHS], ids=lambda x: f"{x[0]}-{x[1]}")
+def recordings(request: pytest.FixtureRequest) -> dict[str, _codegen.Recording]:
+    return _codegen.record(request.param[0], WORKLOADS_COMPILED, request.param[1])
+
+
+def test_every_kernel_compiles(recordings: dict[str, _codegen.Recording]) -> None:
+    for name, recording in recordings.items():
+        assert recording.error is None, recording.error
+        assert recording.launches, f"{name}: {recording.unavailable or recording.rejected}"
+
+
+def test_no_kernel_spills_or_is_too_large(recordings: dict[str, _codegen.Recording]) -> None:
+    for name, recording in recordings.items():
+        for launch in recording.launches:
+            assert launch.stats.spills == 0, (name, launch.kernel)
+            assert launch.programs_per_sm >= 1, (name, launch.kernel)
+
+
+def test_an_outside_provider_is_recorded_too(tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text(CUDA_PROVIDER)
+    copy, decode = "llama-3-8b-copy-64x16-fp16", "llama-3-8b-decode-b8-s4096-block16-fp16"
+    other_copy = "qwen2.5-7b-copy-64x16-fp16"
+    found = _codegen.record(f"{tmp_path / 'outside.py'}:Provider", [copy, decode, other_copy])
+    assert found[decode].rejected == "copies only"
+    for name in (copy, other_copy):  # the second time from the launcher's own cache
+        (launch,) = found[name].launches
+        assert (launch.backend, launch.threads, launch.stats.global_loads) == ("cuda", 128, {128: 1})
+    assert "copies only" in _codegen.table(found)
+
+
+def test_recorded_once_for_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outside.py").write_text(CUDA_PROVIDER)
+    spec, name = f"{tmp_path / 'outside.py'}:Provider", "llama-3-8b-copy-64x16-fp16"
+    asked: list[list[str]] = []
+
+    def instead(provider: str, workloads: list[str], arch: int) -> dict[str, _codegen.Recording]:
+        asked.append(workloads)
+        return dict.fromkeys(workloads, _codegen.Recording(rejected="not really"))
+
+    monkeypatch.setattr(_codegen, "_record_in_process", instead)
+    for _ in range(2):
+        _codegen.record(spec, [name])
+    _codegen.record(spec, [name, "qwen2.5-7b-copy-64x16-fp16"])
+    assert asked == [[name], ["qwen2.5-7b-copy-64x16-fp16"]]
+    (tmp_path / "outside.py").write_text(CUDA_PROVIDER + "\n# edited\n")
+    _codegen.record(spec, [name])
+    assert len(asked) == 3
+
+
+def test_command_line_reports_a_kernel_that_does_not_compile(tmp_path: Path) -> None:
+    broken = CUDA_PROVIDER.replace("b[threadIdx.x] =", "nonsense =")
+    (tmp_path / "outside.py").write_text(broken)
+    name = "llama-3-8b-copy-64x16-fp16"
+    command = [sys.executable, "-P", "-m", "bench._codegen", "--provider", "outside.py:Provider", "--workload", name]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'identifier \\"nonsense\\" is undefined' in done.stdout
+
+
+def test_unknown_workload_is_named() -> None:
+    with pytest.raises(RuntimeError, match="workload must be one of"):
+        _codegen.record("cupy", ["no-such-workload"])
+
+
+def test_series_show_a_missing_backend_as_not_available() -> None:
+    """asv writes n/a for NotImplementedError, and keeps the series; anything else is a failure."""
+    suite = codegen.Codegen()
+    name = next(iter(WORKLOADS))
+    outcomes = {("triton", name): (NotImplementedError, "triton is not installed"), ("cupy", name): (RuntimeError, "x")}
+    with pytest.raises(NotImplementedError, match="not installed"):
+        suite.setup(outcomes, "triton", name)
+    with pytest.raises(RuntimeError):
+        suite.setup(outcomes, "cupy", name)
+
+
+def test_figures_of_several_launches() -> None:
+    launches = _codegen.record("triton", WORKLOADS_COMPILED[:1])[WORKLOADS_COMPILED[0]].launches
+    figures = {name: of(launches) for name, of in codegen.FIGURES.items()}
+    assert all(type(value) is int for value in figures.values())
+    assert figures["registers"] == max(launch.stats.registers for launch in launches)
+    assert figures["instructions"] == sum(launch.stats.instructions for launch in launches)
+    assert figures["spills"] == 0
+    assert 0 <= figures["empty_warps"] < 64
