@@ -1,8 +1,8 @@
 """Triton's interpreter, computing what the GPU computes.
 
-The interpreter runs each `tl` operation through an `InterpreterBuilder` on NumPy arrays. It keeps bfloat16 and float8 as
-raw codes and computes with the codes; `Builder` decodes them first, rounds results as the GPU does, and reports every
-access to `memory` before it happens. Importing this module needs Triton; `triton_interpreter.activate()` does so.
+The interpreter runs each `tl` operation through an `InterpreterBuilder` on NumPy arrays. It keeps bfloat16 and float8
+as raw codes and computes with the codes; `Builder` decodes them first, rounds results as the GPU does, and reports
+every access to `memory` before it happens. Importing this module imports Triton: `triton_interpreter.activate()` does.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,8 @@ def convert_float(data: Array, source: Any, target: Any, rounding: Any) -> Array
     """Codes of `target` for the codes `data` of `source` (both Triton float types), rounded once."""
     known = (*RAW_FORMATS, "fp16", "fp32", "fp64")
     if source.name not in known or target.name not in known:
-        return _convert_float_uncorrected(data, source, target, rounding)
+        codes: Array = _convert_float_uncorrected(data, source, target, rounding)
+        return codes
     numbers = numerics.decode(data, source.name) if source.name in RAW_FORMATS else data.view(np_dtype(source))
     toward_zero = rounding == interpreter._ir.ROUNDING_MODE.RTZ
     if target.name in RAW_FORMATS or (toward_zero and target.name == "fp16"):
@@ -68,6 +69,9 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]  # Triton h
 
     memory: LiveBuffers = LiveBuffers("", ())
     grid_idx: tuple[int, int, int] = (0, 0, 0)
+
+    def get_bf16(self, value: float) -> Handle:
+        return handle_of(np.array([value], dtype=np.float64), tl.bfloat16)
 
     def cast_impl(self, src: Handle, dst_type: Any) -> Handle:
         source, target = src.dtype.scalar, dst_type.scalar
@@ -181,13 +185,13 @@ class ReduceOps(interpreter.ReduceOps):  # type: ignore[misc]  # Triton has no t
     def _tree_sum(self, handle: Handle) -> Array:
         dtype = handle.dtype.scalar
         axis = 0 if self.axis is None else self.axis
-        parts = handle.data.reshape(-1) if self.axis is None else handle.data
+        parts: Array = handle.data.reshape(-1) if self.axis is None else handle.data
         while parts.shape[axis] > 1:
             left, right = np.split(parts, 2, axis)
             parts = handle_of(values(_handle(left, dtype)) + values(_handle(right, dtype)), dtype).data
-        if self.keep_dims:
-            return parts.reshape((1,) * handle.data.ndim) if self.axis is None else parts
-        return parts.squeeze(axis)
+        if not self.keep_dims:
+            return np.squeeze(parts, axis)
+        return np.reshape(parts, (1,) * handle.data.ndim) if self.axis is None else parts
 
     def generic_reduce(self, input: Any) -> list[Any]:
         """Combine neighbours, all rows at once, until one is left; Triton's own way takes each element alone."""

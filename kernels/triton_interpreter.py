@@ -1,15 +1,19 @@
-"""Triton on a machine without a GPU, made truthful: bfloat16 and float8 are numbers, and every access is checked first.
+"""Triton on a machine without a GPU, made truthful: it computes what a GPU computes, and checks every access first.
 
-`activate()` must run before any `@triton.jit`. What differs from Triton's own interpreter, for every launch in the process:
+`activate()` must run before any `@triton.jit`. What differs from Triton's own interpreter, for every launch in the
+process, kernels of other packages included:
 
 - bfloat16 and float8 operands are decoded before arithmetic, comparisons, reductions, dots and atomics; results and
   casts round as the GPU does (`triton_numerics`, `triton_builder`);
-- float arguments are float32 tensors, as compiled kernels get them; a float32 `tl.dot` reads its operands as TF32 unless
-  `input_precision="ieee"`;
+- float arguments are float32 tensors, as compiled kernels get them; a float32 `tl.dot` reads its operands as TF32
+  unless `input_precision="ieee"`; float to integer saturates;
+- `and`, `or`, `not`, `min`, `max`, loop variables and conditions mean what the compiler makes of them
+  (`triton_rewrite`);
 - an access outside the launch's buffers raises `MemoryFault` and does not happen (`triton_memory`);
-- a launch on CPU tensors copies nothing, and costs a tenth (`triton_launch`).
+- a launch on CPU tensors copies nothing (`triton_launch`), and operations cost a fifth (`triton_language`).
 
-Still hidden by the interpreter: the approximate `/`, exp2 and log2 of the GPU, and the contraction of `a * b + c`.
+Still hidden: the approximate `/`, exp2 and log2 of the GPU, the contraction of `a * b + c`, the order of sums, shared
+memory and its limits, and that programs run at the same time.
 """
 
 import os
@@ -23,8 +27,8 @@ _TRUE = ("1", "true", "on", "yes", "y")
 def activate(*, overflow: bool = False) -> bool:
     """Interpret Triton kernels if no GPU is present; returns whether they are interpreted.
 
-    Sets TRITON_INTERPRET=1 when no GPU is present; a value already set wins. Idempotent. With `overflow` every int32 (or
-    narrower) add, subtract and multiply that wraps raises, in masked-off lanes too.
+    Sets TRITON_INTERPRET=1 when no GPU is present; a value already set wins. Idempotent. With `overflow` every int32
+    (or narrower) add, subtract and multiply that wraps raises, in masked-off lanes too; it takes about twice the time.
     RuntimeError when a kernel was decorated before, for the GPU, or when this Triton's interpreter is too old.
     """
     if "TRITON_INTERPRET" not in os.environ:

@@ -1,7 +1,7 @@
 """`triton.language` as it is while a kernel runs in the interpreter: it computes at once instead of building IR.
 
-The interpreter finds what to patch anew for every launch and every device function, and its types and tensors check their
-shapes each time one is made; together that is two thirds of its time. Here both are found once and remembered.
+The interpreter finds what to patch anew for every launch and every device function, and its types and tensors check
+their shapes each time one is made; together that is two thirds of its time. Here both are found once and remembered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,19 +68,20 @@ class Semantic(interpreter.TritonSemantic):  # type: ignore[misc]  # Triton has 
             return lhs, rhs
         a, b = tuple(left.shape), tuple(right.shape)
         if len(a) != len(b) or any(n != m and 1 not in (n, m) for n, m in zip(a, b, strict=True)):
-            return super().broadcast_impl_value(lhs, rhs)  # adds axes, or raises
+            both: tuple[Any, Any] = super().broadcast_impl_value(lhs, rhs)  # adds axes, or raises
+            return both
         shape = tuple(map(max, a, b))
         return self._expand(lhs, a, shape), self._expand(rhs, b, shape)
 
     def _splat(self, scalar: Any, like: Any) -> Any:
         block = tl.block_type(scalar.type.scalar, like.shape)
-        return self.make_tensor(self.builder.create_splat(block, scalar.handle), block)
+        return self.tensor(self.builder.create_splat(block, scalar.handle), block)
 
     def _expand(self, value: Any, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
         if sizes == shape:
             return value
         handle = self.builder.create_broadcast(value.handle, shape)
-        return self.make_tensor(handle, tl.block_type(value.type.scalar, shape))
+        return self.tensor(handle, tl.block_type(value.type.scalar, shape))
 
 
 _BUILTIN_CODE = tl.core.builtin(lambda: None).__code__
@@ -88,7 +89,7 @@ _BUILTIN_CODE = tl.core.builtin(lambda: None).__code__
 
 def _direct(patched: Any) -> Any:
     """The interpreter's replacement of a builtin, without the two wrappers around the builtin; others as they are."""
-    member = (getattr(patched, "__kwdefaults__", None) or {}).get("member")
+    member: Any = (getattr(patched, "__kwdefaults__", None) or {}).get("member")
     if getattr(member, "__code__", None) is not _BUILTIN_CODE:
         return patched
     function, semantic = member.__wrapped__, interpreter.interpreter_semantic

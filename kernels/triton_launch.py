@@ -1,8 +1,8 @@
 """One launch in Triton's interpreter: arguments, live buffers, the loop over programs, and a clean state afterwards.
 
-Replaces the interpreter's own `GridExecutor`, which patches `triton.language` afresh for every launch (3 ms), hands float
-arguments to the kernel as Python numbers (on a GPU they are float32 tensors) and copies each whole storage onto itself
-after a launch on the CPU (which commits every page of a large untouched cache).
+Replaces the interpreter's own `GridExecutor`, which hands float arguments to the kernel as Python numbers (on a GPU
+they are float32 tensors) and copies each whole storage onto itself after a launch on the CPU (which commits every page
+of a large untouched cache).
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Number formats that NumPy lacks, as the GPU decodes and rounds them: bfloat16 and the OCP float8 pair.
 
-Triton's interpreter keeps these values as raw codes (uint16, uint8). Everything here maps codes to float32 and back, with
-the GPU's rules: round to nearest even by default, one NaN code, float8 saturates. Formats go by Triton's names ("bf16").
+Triton's interpreter keeps these values as raw codes (uint16, uint8). Everything here maps codes to float32 and back,
+with the GPU's rules: round to nearest even by default, one NaN code, float8 saturates. Formats go by Triton's names.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Format:
         return np.uint8 if self.bits == 8 else np.uint16
 
 
-# overflow_code: what a rounded value beyond the largest finite one becomes. float8 conversions saturate (cvt.satfinite).
+# overflow_code: what a value that rounds beyond the largest finite one becomes. float8 saturates (cvt.satfinite).
 FORMATS = {
     "bf16": Format(16, 7, -126, 0x7F7F, 0x7F80, 0x7FFF),
     "fp16": Format(16, 10, -14, 0x7BFF, 0x7C00, 0x7FFF),
@@ -43,7 +43,9 @@ def _float8_values(name: str) -> Array:
     code = np.arange(256)
     exponent, mantissa = (code & 0x7F) >> fmt.mantissa, code & ((1 << fmt.mantissa) - 1)
     significand = mantissa + (exponent > 0) * (1 << fmt.mantissa)
-    value = np.ldexp(significand, np.maximum(exponent, 1) - 1 + fmt.min_exponent - fmt.mantissa).astype(np.float32)
+    value: Array = np.ldexp(significand, np.maximum(exponent, 1) - 1 + fmt.min_exponent - fmt.mantissa).astype(
+        np.float32
+    )
     value[(code & 0x7F) > fmt.max_code] = np.nan
     if name == "fp8e5":
         value[(code & 0x7F) == 0x7C] = np.inf
@@ -89,13 +91,13 @@ def _encode_bfloat16(values: Array) -> Array:
 
 
 def to_integer(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Float to integer as cvt.rzi does: toward zero, saturating, NaN to 0; 8-bit results are the low byte of a 16-bit one."""
+    """Float to integer as cvt.rzi: toward zero, saturating, NaN to 0; 8 bits are the low byte of a 16-bit result."""
     register = np.dtype(np.int16 if dtype.kind == "i" else np.uint16) if dtype.itemsize == 1 else dtype
-    low, high = np.iinfo(register).min, np.iinfo(register).max
+    low, high = (register.type(limit) for limit in (np.iinfo(register).min, np.iinfo(register).max))
     wide = np.trunc(values.astype(np.float64))
     inside = (wide >= float(low)) & (wide < float(high) + (0 if register.itemsize == 8 else 1))
     safe = np.where(inside, wide, 0).astype(register)
-    edge = np.where(np.isnan(wide), 0, np.where(wide < 0, low, high)).astype(register)
+    edge = np.where(np.isnan(wide), register.type(0), np.where(wide < 0, low, high))
     return np.where(inside, safe, edge).astype(dtype)
 
 

@@ -1,6 +1,6 @@
-"""Python's control flow as a Triton kernel means it, where plain execution of the kernel's source would mean something else.
+"""Python's control flow as a Triton kernel means it, where running its source would mean something else.
 
-- `and`, `or`, `not` on tensors: elementwise, all operands evaluated (Python would return one operand and skip the rest);
+- `and`, `or`, `not` on tensors: elementwise, all operands evaluated (Python returns one operand and skips the rest);
 - the variable of a `range` loop: an int32 (or wider) scalar tensor that wraps, not an unbounded Python int;
 - `min`, `max` of tensors: elementwise;
 - `if`, `while` on a tensor with more than one element: an error, as when compiling, not simply true.
@@ -30,7 +30,14 @@ def _lazily(value: ast.expr) -> ast.Lambda:
 class Rewriter(interpreter.ASTTransformer):  # type: ignore[misc]  # Triton has no type information
     """The interpreter's own rewriting, and calls of the functions below. They reach a kernel by `KERNEL_NAMES`."""
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802  # the name that ast.NodeVisitor looks up
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:  # noqa: N802  # the name that ast.NodeVisitor looks up
+        if len(node.targets) > 1:
+            raise ValueError(f"a kernel may assign one name at a time, got {ast.unparse(node)!r}")
+        self.generic_visit(node)
+        node.value = ast.copy_location(_name("_triton_value", node.value), node.value)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802  # as above
         self.generic_visit(node)
         function = "_triton_and" if isinstance(node.op, ast.And) else "_triton_or"
         if any(isinstance(part, ast.NamedExpr) for part in ast.walk(node)):
@@ -62,6 +69,11 @@ class Rewriter(interpreter.ASTTransformer):  # type: ignore[misc]  # Triton has 
         return node
 
     visit_If = visit_While = visit_IfExp = _visit_test  # noqa: N815  # as above
+
+
+def _triton_value(value: Any) -> Any:
+    """What a name is bound to: numbers become tensors, as when compiling."""
+    return _semantic.to_tensor(value, False)
 
 
 def _all_of(method: str, deciding: bool, operands: tuple[Callable[[], Any], ...]) -> Any:
@@ -99,7 +111,7 @@ def _triton_not(operand: Any) -> Any:
 
 
 def _triton_extreme(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """`min(...)` or `max(...)`: Python's on compile-time values, elementwise on tensors; any other function as it is."""
+    """`min(...)` or `max(...)`: of numbers as Python has it, of tensors elementwise; another function as it is."""
     elementwise = {min: tl.minimum, max: tl.maximum}.get(function)
     if elementwise is None or not any(isinstance(arg, tl.tensor) for arg in args):
         return function(*args, **options)
@@ -126,5 +138,5 @@ def _triton_range(*bounds: Any, **options: Any) -> Iterator[Any]:
         yield tl.tensor(interpreter.TensorHandle(np.array([i], dtype=array_dtype), dtype), dtype)
 
 
-_HELPERS = (_triton_and, _triton_or, _triton_not, _triton_extreme, _triton_test, _triton_range)
+_HELPERS = (_triton_value, _triton_and, _triton_or, _triton_not, _triton_extreme, _triton_test, _triton_range)
 KERNEL_NAMES = {helper.__name__: helper for helper in _HELPERS}
