@@ -4,16 +4,19 @@
     kernel = module.get_function("scale<float>")
     kernel((grid,), (block,), (array, np.float32(2), np.int32(n)), shared_mem=0)
 
-The text that NVRTC compiles on a GPU is compiled here by g++ and run on NumPy arrays, each thread a fiber. Every access is
-checked before it happens; what would crash, hang or read garbage on a GPU is an exception here, and the process goes on.
-Blocks run one after another, so a kernel whose blocks wait for each other never returns.
+The text that NVRTC compiles on a GPU is compiled here by g++ and run on NumPy arrays, each thread a fiber. Every access
+is checked before it happens; what would crash, hang or read garbage on a GPU is an exception here, and the process goes
+on. Blocks run one after another, so a kernel whose blocks wait for each other ends in a KernelTimeout.
 
 On a GPU CuPy rounds a grid or block extent of 0 up to 1, and so does this.
 """
 
 import ctypes
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from pagebench.kernels.cuda_host_faults import (
     BarrierDivergence,
     Fault,
     KernelAborted,
+    KernelTimeout,
     MisalignedAccess,
     UndefinedBehaviour,
     raise_fault,
@@ -40,23 +44,28 @@ __all__ = [
     "CompilerMissing",
     "HeadersMissing",
     "KernelAborted",
+    "KernelTimeout",
     "MemoryFault",
     "MisalignedAccess",
     "RawKernel",
     "RawModule",
     "UndefinedBehaviour",
+    "threads_in_reverse",
     "unavailable",
 ]
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_BLOCK = (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
-DEFAULT_DYNAMIC_SHARED = 48 * 1024  # bytes; more needs max_dynamic_shared_size_bytes, as on a GPU
-MAX_DYNAMIC_SHARED = 227 * 1024  # bytes a block can opt into on sm_90 and sm_100
+MAX_STATIC_SHARED = 48 * 1024  # bytes; more, dynamic, needs max_dynamic_shared_size_bytes, as on a GPU
+MAX_SHARED = 227 * 1024  # bytes of static and dynamic shared memory that a block can have on sm_90 and sm_100
 
 # Options of NVRTC that say nothing to g++: the language and floating-point rules are fixed here.
-_IGNORED = ("-std", "--std", "-arch", "--gpu-architecture", "-fmad", "--fmad", "-lineinfo", "--generate-line-info", "-w")
+_IGNORED = ("-std", "--std", "-arch", "--gpu-architecture", "-fmad", "--fmad", "-lineinfo", "--generate-line-info")
 
+time_limit_s = 120.0  # of one launch; beyond it KernelTimeout
+
+_descending = False
 _one_launch_at_a_time = threading.Lock()  # a module's shared memory and threads are static variables
 
 
@@ -67,9 +76,25 @@ class _Launch(ctypes.Structure):
         ("ranges", ctypes.c_void_p),
         ("num_ranges", ctypes.c_uint64),
         ("dynamic_shared", ctypes.c_uint64),
+        ("time_limit", ctypes.c_double),
+        ("descending", ctypes.c_uint64),
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
     )
+
+
+@contextmanager
+def threads_in_reverse() -> Iterator[None]:
+    """Launches inside run blocks and threads from the last to the first.
+
+    A kernel whose result depends on the order has a race: a barrier is missing, or two threads write one place.
+    """
+    global _descending
+    before, _descending = _descending, True
+    try:
+        yield
+    finally:
+        _descending = before
 
 
 def unavailable() -> str | None:
@@ -86,7 +111,8 @@ class RawModule:
     """A CUDA C++ module for the CPU; constructor and `get_function` as cupy.RawModule's.
 
     Each name is compiled when it is first asked for, into a shared object of its own, so `__device__` variables are
-    not shared between kernels. `options` takes -I, -D and -U; -std, -arch, -fmad and the like are accepted and mean nothing.
+    not shared between kernels. `options` takes -I, -D and -U; -std, -arch, -fmad and -lineinfo are accepted and mean
+    nothing here: the language is C++20, and float arithmetic is IEEE without contraction.
     """
 
     def __init__(
@@ -108,21 +134,25 @@ class RawModule:
         self._kernels: dict[str, RawKernel] = {}
 
     def get_function(self, name: str) -> "RawKernel":
-        """The kernel of a name expression, or of an `extern "C"` function. Raises ValueError, CompileError, CompilerMissing."""
+        """The kernel of a name expression, or of an `extern "C"` function.
+
+        Raises ValueError for an unknown name, CompileError, CompilerMissing or HeadersMissing.
+        """
         if name not in self._kernels:
             self._kernels[name] = self._compile(name)
         return self._kernels[name]
 
     def compile(self, log_stream: Any = None) -> None:
         """Compiles every name expression now."""
-        for name in self.name_expressions or ():
-            self.get_function(name)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(self.get_function, self.name_expressions or ()))
 
     def _compile(self, name: str) -> "RawKernel":
         source = expand(self.code, _file_name(self.code, self._search), self._search)
-        if name not in (self.name_expressions or ()) and not has_c_linkage(source.text, name):
+        expressions = self.name_expressions or ()
+        if name not in expressions and not has_c_linkage(source.text, name):
             raise ValueError(
-                f'name must be an extern "C" kernel or one of name_expressions {list(self.name_expressions or ())}, not {name!r}'
+                f'name must be an extern "C" kernel or one of name_expressions {expressions}, not {name!r}'
             )
         text = name.replace("\\", "\\\\").replace('"', '\\"')
         entry = (
@@ -130,56 +160,42 @@ class RawModule:
             f'cuda_host::Describe<&{name}>::named("{text}");\n'
         )
         library = cuda_host_build.build(source, entry, self._defines, [p for p in self._search if is_toolkit(p)])
-        return RawKernel._loaded(name, library, parameter_names(source.text, name.split("<")[0].split("::")[-1].strip()))
+        function = name.split("<")[0].split("::")[-1].strip()
+        return RawKernel(name, library, parameter_names(source.text, function))
 
 
 class RawKernel:
-    """One kernel; called as cupy.RawKernel: `kernel(grid, block, args, shared_mem=bytes)`.
+    """One kernel, made by RawModule.get_function; called as `kernel(grid, block, args, shared_mem=bytes)`.
 
-    Arguments: NumPy arrays for pointers (a PointerTable for pointers to pointers), None for a null pointer, NumPy or Python
-    scalars by value with CuPy's types (int is int64, float is float64), structured scalars for struct parameters.
+    Arguments: NumPy arrays for pointers (a PointerTable for pointers to pointers), None for a null pointer, NumPy or
+    Python scalars by value with CuPy's types (int is int64, float is float64), structured scalars for structs.
 
-    Raises ValueError for arguments that do not fit the kernel's parameters (silent garbage on a GPU), MemoryFault,
-    MisalignedAccess, BarrierDivergence, UndefinedBehaviour or KernelAborted for what the kernel does.
+    Raises ValueError for arguments that do not fit the kernel's parameters (silent garbage on a GPU), and MemoryFault,
+    MisalignedAccess, BarrierDivergence, UndefinedBehaviour, KernelAborted or KernelTimeout for what the kernel does.
     """
 
-    def __init__(self, code: str, name: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
-        other = RawModule(code=code, options=options, backend=backend).get_function(name)
-        self.__dict__.update(other.__dict__)
-
-    @classmethod
-    def _loaded(cls, name: str, library: Path, names: list[str]) -> "RawKernel":
-        kernel = cls.__new__(cls)
-        kernel._library_path = library
-        kernel._library = ctypes.CDLL(str(library))
-        kernel._info = KernelInfo.in_dll(kernel._library, "cuda_host_kernel")
-        kernel._entry = kernel._library.cuda_host_launch
-        kernel._entry.restype = ctypes.POINTER(Fault)
-        kernel.name = name
-        kernel.params = tuple(
-            KernelParam.read(kernel._info.params[i], names[i] if len(names) == kernel._info.num_params else f"argument {i}")
-            for i in range(kernel._info.num_params)
-        )
-        kernel._max_dynamic_shared = DEFAULT_DYNAMIC_SHARED
-        return kernel
-
-    name: str
-    params: tuple[KernelParam, ...]
-    _library_path: Path
-    _library: ctypes.CDLL
-    _info: KernelInfo
-    _entry: Any
-    _max_dynamic_shared: int
+    def __init__(self, name: str, library: Path, parameters: Sequence[str]) -> None:
+        self.name = name
+        self._path, self._library = library, ctypes.CDLL(str(library))
+        self._info = KernelInfo.in_dll(self._library, "cuda_host_kernel")
+        self._run = self._library.cuda_host_launch
+        self._run.restype = ctypes.POINTER(Fault)
+        count = self._info.num_params
+        names = parameters if len(parameters) == count else [f"argument {i}" for i in range(count)]
+        self.params = tuple(KernelParam.read(self._info.params[i], names[i]) for i in range(count))
+        self.shared_size_bytes = _static_shared(name, self._library)
+        self._max_dynamic_shared = MAX_STATIC_SHARED - self.shared_size_bytes
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """Most dynamic shared memory that a launch may ask for, in bytes (48 KiB until set)."""
+        """Most dynamic shared memory that a launch may ask for, in bytes (48 KiB less the static until set)."""
         return self._max_dynamic_shared
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, nbytes: int) -> None:
-        if not 0 <= nbytes <= MAX_DYNAMIC_SHARED:
-            raise ValueError(f"max_dynamic_shared_size_bytes must be 0 to {MAX_DYNAMIC_SHARED}, not {nbytes}")
+        most = MAX_SHARED - self.shared_size_bytes
+        if not 0 <= nbytes <= most:
+            raise ValueError(f"max_dynamic_shared_size_bytes must be 0 to {most}, not {nbytes}")
         self._max_dynamic_shared = nbytes
 
     @property
@@ -198,11 +214,19 @@ class RawKernel:
         arguments = ArgumentBlock(self.name, self.params, args)
         launch.call, launch.args = self._info.call, arguments.address
         launch.ranges, launch.num_ranges = ctypes.addressof(arguments.ranges), len(arguments.ranges)
-        launch.dynamic_shared = shared_mem
+        launch.dynamic_shared, launch.time_limit, launch.descending = shared_mem, time_limit_s, _descending
         with _one_launch_at_a_time:
-            fault = self._entry(ctypes.byref(launch))
+            fault = self._run(ctypes.byref(launch))
             if fault:
-                raise_fault(self.name, fault.contents, arguments.buffers, self._library_path)
+                raise_fault(self.name, fault.contents, arguments.buffers, self._path)
+
+
+def _static_shared(name: str, library: ctypes.CDLL) -> int:
+    library.cuda_host_static_shared.restype = ctypes.c_uint64
+    nbytes = int(library.cuda_host_static_shared())
+    if nbytes > MAX_STATIC_SHARED:
+        raise CompileError(f"{name}: {nbytes} bytes of static shared memory, more than {MAX_STATIC_SHARED}")
+    return nbytes
 
 
 def _extent(name: str, extent: Sequence[int], limits: tuple[int, int, int]) -> tuple[int, ...]:

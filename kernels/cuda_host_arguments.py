@@ -9,7 +9,14 @@ import numpy as np
 
 from pagebench.kernels.launch_buffers import Buffer, buffers_of
 
-_KINDS = {"p": "a pointer", "i": "a signed integer", "u": "an unsigned integer", "b": "bool", "f": "a float", "s": "a struct"}
+_KINDS = {
+    "p": "a pointer",
+    "i": "a signed integer",
+    "u": "an unsigned integer",
+    "b": "a bool",
+    "f": "a float",
+    "s": "a struct",
+}
 
 
 class _ParamStruct(ctypes.Structure):
@@ -37,7 +44,10 @@ class Range(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class KernelParam:
-    """One parameter: `kind` a letter of _KINDS, sizes in bytes, `pointee` the kind of what a pointer points to ("v": void)."""
+    """One parameter: `kind` is a letter of _KINDS, `pointee` the same of what a pointer points to ("v": void).
+
+    Sizes are in bytes.
+    """
 
     name: str
     kind: str
@@ -55,7 +65,7 @@ class KernelParam:
 
 
 class ArgumentBlock:
-    """The bytes of one launch's arguments and the memory they bring: `address` of the pointers to them, `ranges`, `buffers`."""
+    """One launch's arguments: the `address` of the pointers to their bytes, and the `ranges` and `buffers` they bring."""
 
     def __init__(self, kernel: str, params: Sequence[KernelParam], args: Sequence[Any]) -> None:
         if len(args) != len(params):
@@ -63,10 +73,10 @@ class ArgumentBlock:
             raise ValueError(f"args must be {len(params)} values ({names}) for {kernel}, not {len(args)}")
         self._kept = tuple(args)
         self.buffers: list[Buffer] = []
-        ranges: list[tuple[int, int, int]] = []
+        ranges: list[Range] = []
         values = [self._value(kernel, p, a, ranges) for p, a in zip(params, args, strict=True)]
         self._fill(values)
-        ranges.append((self.address, self.address + ctypes.sizeof(self._memory), 0))
+        ranges.append(Range(self.address, self.address + ctypes.sizeof(self._memory), 0))
         self.ranges = (Range * len(ranges))(*ranges)
 
     def _fill(self, values: list[bytes]) -> None:
@@ -82,7 +92,7 @@ class ArgumentBlock:
             ctypes.c_uint64.from_address(self.address + 8 * i).value = self.address + offset
             ctypes.memmove(self.address + offset, value, len(value))
 
-    def _value(self, kernel: str, param: KernelParam, arg: Any, ranges: list[tuple[int, int, int]]) -> bytes:
+    def _value(self, kernel: str, param: KernelParam, arg: Any, ranges: list[Range]) -> bytes:
         where = f"{kernel}: argument {param.name!r}"
         if isinstance(arg, np.ndarray) and not (arg.ndim == 0 and param.kind == "s"):
             return self._array(where, param, arg, ranges)
@@ -97,21 +107,20 @@ class ArgumentBlock:
             raise ValueError(f"{where} must be {param} (the kernel's parameter type), not {scalar.dtype.name} {arg!r}")
         return scalar.tobytes()
 
-    def _array(self, where: str, param: KernelParam, array: Any, ranges: list[tuple[int, int, int]]) -> bytes:
+    def _array(self, where: str, param: KernelParam, array: Any, ranges: list[Range]) -> bytes:
         if param.kind != "p":
             raise ValueError(f"{where} must be {param}, not an array of {array.dtype.name}")
         if any(stride < 0 for stride in array.strides):
             raise ValueError(f"{where} must have no negative strides, not {array.strides}")
         if param.pointee == "f" and array.itemsize not in (param.pointee_size, 1):
-            raise ValueError(
-                f"{where} must hold {param.pointee_size}-byte floats (the kernel's pointer type), not {array.dtype.name}"
-            )
+            floats = f"{param.pointee_size}-byte floats"
+            raise ValueError(f"{where} must hold {floats} (the kernel's pointer type), not {array.dtype.name}")
         if param.pointee == "p" and array.itemsize != 8:
             raise ValueError(f"{where} must hold 64-bit addresses, not {array.dtype.name}")
         views = (array, *getattr(array, "targets", ()))
         for buffer, view in zip(buffers_of(param.name, array), views, strict=True):
             self.buffers.append(buffer)
-            ranges.append((buffer.start, buffer.stop, int(view.flags.writeable)))
+            ranges.append(Range(buffer.start, buffer.stop, int(view.flags.writeable)))
         return int(array.ctypes.data).to_bytes(8, "little")
 
 

@@ -1,15 +1,18 @@
 """Compiles a CUDA C++ module for the host and keeps the result in a per-user cache.
 
 The cache is addressed by content: the expanded source, the host headers, the compiler and its flags. Files appear in
-it by rename, so any number of processes may build at once. PAGEBENCH_CACHE_DIR, XDG_CACHE_HOME, then ~/.cache say where.
+it by rename, so any number of processes may build at once. PAGEBENCH_CACHE_DIR, XDG_CACHE_HOME, then ~/.cache say
+where; what nothing has used for 30 days is dropped.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,12 +48,12 @@ _KERNEL_FLAGS = (
     "--param=asan-instrumentation-with-call-threshold=0",
     "--param=asan-stack=0",
     "--param=asan-globals=1",
-    "-fsanitize=alignment,bounds,integer-divide-by-zero",
+    "-fsanitize=alignment,bounds,integer-divide-by-zero,signed-integer-overflow",
     "-Werror=frame-larger-than=131072",  # a thread's stack is 256 KiB
 )
 
 
-class CompilerMissing(RuntimeError):
+class CompilerMissing(RuntimeError):  # noqa: N818  # says what is missing, as HeadersMissing does
     """There is no g++ to compile the kernel with."""
 
 
@@ -96,7 +99,7 @@ def build(source: HostSource, entry: str, defines: Sequence[str], search: Sequen
         (folder / "module.cpp").write_text(unit)
         includes = [f"-I{path}" for path in (headers, *_language_dirs(), *search)]
         _run([*_KERNEL_FLAGS, *defines, *includes, "-shared", "-Wl,-Bsymbolic,-z,defs,-z,now", "-o", str(target),
-              str(folder / "module.cpp"), str(runtime)])  # fmt: skip
+              str(folder / "module.cpp"), str(runtime), "-lrt"])  # fmt: skip
 
     return _cached(f"module-{key}.so", compile_to)
 
@@ -104,12 +107,17 @@ def build(source: HostSource, entry: str, defines: Sequence[str], search: Sequen
 def _translation_unit(source: HostSource, entry: str) -> str:
     system = "".join(f"#if __has_include(<{h}>)\n#include <{h}>\n#endif\n" for h in dict.fromkeys(source.system))
     shared = "".join(f'{{"{name}", {first}, {last}}}, ' for name, first, last in dict.fromkeys(source.shared_lines))
-    return (
-        f'#include "cuda_host.hpp"\n{system}namespace {{\n{source.text}}}\n#line 1 "cuda_host entry"\n'
-        f'extern "C" {{\nextern const cuda_host::SharedLines cuda_host_shared_lines[] = {{{shared}{{nullptr, 0, 0}}}};\n'
-        "extern const cuda_host::Coordinates cuda_host_coordinates = {&threadIdx.x, &blockIdx.x, &blockDim.x, &gridDim.x};\n"
-        f"}}\n{entry}"
-    )
+    return f"""\
+#include "cuda_host.hpp"
+{system}namespace {{
+{source.text}}}
+#line 1 "cuda_host entry"
+extern "C" {{
+extern const cuda_host::SharedLines cuda_host_shared_lines[] = {{{shared}{{nullptr, 0, 0}}}};
+extern const cuda_host::Coordinates cuda_host_coordinates = {{
+    &threadIdx.x, &blockIdx.x, &blockDim.x, &gridDim.x}};
+}}
+{entry}"""
 
 
 def _language_dirs() -> tuple[Path, ...]:
@@ -157,7 +165,9 @@ def _digest(*parts: str) -> str:
 def _cached(name: str, make: Callable[[Path], None]) -> Path:
     path = cache_dir() / name
     if path.exists():
+        os.utime(path)  # the time of last use
         return path
+    _drop_unused()
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir()) as folder:
         target = Path(folder) / name
         make(target)
@@ -167,6 +177,15 @@ def _cached(name: str, make: Callable[[Path], None]) -> Path:
             if not path.exists():
                 raise
     return path
+
+
+def _drop_unused() -> None:
+    """Removes what no process has used for 30 days; a module in use stays loaded."""
+    limit = time.time() - 30 * 24 * 3600
+    for path in cache_dir().iterdir():
+        with contextlib.suppress(OSError):  # another process may be doing the same
+            if path.stat().st_mtime < limit:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _run(arguments: list[str]) -> None:
@@ -183,8 +202,6 @@ def source_line(module: str, offset: int) -> str:
     if tool is None:
         return ""
     done = subprocess.run([tool, "-i", "-s", "-e", module, hex(offset)], capture_output=True, text=True, check=False)
-    for line in done.stdout.splitlines():
-        place = line.split(" ")[0]
-        if not place.startswith(("cuda_", "intrinsics.cuh", "vector_", "?")):  # the caller of a wrapper, not the wrapper
-            return place
-    return ""
+    places = [line.split(" ")[0] for line in done.stdout.splitlines()]  # the innermost inlined call first
+    wrappers = ("cuda_", "intrinsics.cuh", "vector_", "?")
+    return next((place for place in places if not place.startswith(wrappers)), "")

@@ -10,12 +10,12 @@ from pagebench.kernels.cuda_host_build import source_line
 from pagebench.kernels.launch_buffers import Buffer, MemoryFault, nearest_buffer
 
 _ACCESS = ("load", "store", "atomic")
-_NONE, _MEMORY, _READ_ONLY, _MISALIGNED, _DIVERGENCE, _INDEX, _UNDEFINED, _ABORTED, _SIGNAL = range(9)
+_NONE, _MEMORY, _READ_ONLY, _MISALIGNED, _DIVERGENCE, _INDEX, _UNDEFINED, _ABORTED, _SIGNAL, _TIMEOUT = range(10)
 _GLOBAL, _STATIC_SHARED, _DYNAMIC_SHARED, _STACK, _MODULE = range(5)
 
 
-class KernelFault(RuntimeError):
-    """A kernel was stopped. `kernel` its name, `block` and `thread` where, `line` FILE:LINE of its source ("" if unknown)."""
+class KernelFault(RuntimeError):  # noqa: N818  # a fault of the kernel, named like MemoryFault
+    """A kernel was stopped: `kernel` by name, which `block` and `thread`, at which `line` (FILE:LINE, or "")."""
 
     def __init__(self, kernel: str, what: str, block: tuple[int, ...], thread: tuple[int, ...], line: str) -> None:
         self.kernel, self.block, self.thread, self.line = kernel, block, thread, line
@@ -31,7 +31,11 @@ class BarrierDivergence(KernelFault):
 
 
 class UndefinedBehaviour(KernelFault):
-    """Integer arithmetic without a defined result: a division by zero."""
+    """Integer arithmetic without a defined result: a signed overflow, a division by zero."""
+
+
+class KernelTimeout(KernelFault):
+    """The launch ran longer than `cuda_host.time_limit_s`: an endless loop, or blocks that wait for each other."""
 
 
 class KernelAborted(KernelFault):
@@ -75,6 +79,8 @@ def raise_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], path: Path
         raise BarrierDivergence(kernel, message, block, thread, line)
     if fault.kind == _UNDEFINED:
         raise UndefinedBehaviour(kernel, message, block, thread, line)
+    if fault.kind == _TIMEOUT:
+        raise KernelTimeout(kernel, "time limit exceeded", block, thread, line)
     if fault.kind == _SIGNAL:
         message = f"{signal.Signals(fault.index).name} at {fault.address:#x} {message}".rstrip()
     raise KernelAborted(kernel, message, block, thread, line)

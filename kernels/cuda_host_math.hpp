@@ -142,15 +142,49 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 inline long long clock64() { return 0; }
 inline int clock() { return 0; }
 
-// fma of halves, rounded once: the product is exact in double, and an inexact sum is rounded to odd before the final rounding.
-inline __half __hfma(__half a, __half b, __half c) {
-  const double product = double(__half2float(a)) * __half2float(b), addend = __half2float(c);
-  double sum = product + addend;
+namespace cuda_host {
+
+// a * b + c for a final rounding to a narrower type: the product of two halves is exact in double, and an inexact sum is
+// rounded to odd, so that rounding it again gives what a single rounding would.
+inline double fma_to_odd(double a, double b, double c) {
+  const double product = a * b;
+  double sum = product + c;
   const double part = sum - product;
-  const double error = (product - (sum - part)) + (addend - part);
-  if (error != 0 && error == error && (cuda_host::to_bits(sum) & 1) == 0) sum = nextafter(sum, error > 0 ? INFINITY : -INFINITY);
-  return __double2half(sum);
+  const double error = (product - (sum - part)) + (c - part);
+  if (error != 0 && error == error && (to_bits(sum) & 1) == 0) sum = nextafter(sum, error > 0 ? INFINITY : -INFINITY);
+  return sum;
+}
+
+}  // namespace cuda_host
+
+inline __half __hfma(__half a, __half b, __half c) {
+  return __double2half(cuda_host::fma_to_odd(__half2float(a), __half2float(b), __half2float(c)));
 }
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   return __halves2half2(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
 }
+inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
+  return __double2bfloat16(cuda_host::fma_to_odd(__bfloat162float(a), __bfloat162float(b), __bfloat162float(c)));
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  return __halves2bfloat162(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
+}
+
+// Functions that NVIDIA's headers define for device code only: computed in float (or better) and rounded once.
+#define CUDA_HOST_HALF_MATH(T, PAIR, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                                         \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, hexp, h2exp, exp, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                         \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, hexp2, h2exp2, exp2, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                      \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, hlog, h2log, log, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                         \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, hlog2, h2log2, log2, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                      \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, hsqrt, h2sqrt, sqrt, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                      \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, hrsqrt, h2rsqrt, 1 / sqrt, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, hrcp, h2rcp, 1 / double, TO_FLOAT, FROM_DOUBLE, PAIR_OF)                  \
+  CUDA_HOST_HALF_FUNCTION(T, PAIR, htanh, h2tanh, tanh, TO_FLOAT, FROM_DOUBLE, PAIR_OF)
+#define CUDA_HOST_HALF_FUNCTION(T, PAIR, NAME, NAME2, FUNCTION, TO_FLOAT, FROM_DOUBLE, PAIR_OF)              \
+  inline T NAME(T x) { return FROM_DOUBLE(FUNCTION(double(TO_FLOAT(x)))); }                                  \
+  inline PAIR NAME2(PAIR x) { return PAIR_OF(NAME(x.x), NAME(x.y)); }
+CUDA_HOST_HALF_MATH(__half, __half2, __half2float, __double2half, __halves2half2)
+CUDA_HOST_HALF_MATH(__nv_bfloat16, __nv_bfloat162, __bfloat162float, __double2bfloat16, __halves2bfloat162)
+#undef CUDA_HOST_HALF_MATH
+#undef CUDA_HOST_HALF_FUNCTION
+inline int __half2int_rn(__half x) { return __float2int_rn(__half2float(x)); }

@@ -40,6 +40,7 @@ static uintptr_t stack_lo = 0, stack_bytes = UINTPTR_MAX;
 static Region recent[2];
 static Memory memory;
 static Fault fault;
+static int atomics_in_a_row;
 [[noreturn]] void abandon();  // the scheduler's
 
 static void set_text(char* to, size_t size, const char* text) {
@@ -125,6 +126,7 @@ void check_atomic(const void* pointer, size_t size, const void* pc) {
     fail(kMisaligned, p, size, kAtomic, pc);
   }
   on_access(p, size, kAtomic, pc);
+  if (++atomics_in_a_row >= 1000) yield();  // it may be spinning on a lock that another thread of the block holds
 }
 
 void check_space(const void* pointer, size_t size, size_t align, Access access, Space space, const void* pc) {
@@ -206,6 +208,12 @@ static void set_regions(const Launch& launch) {
   }
   regions.resize(kept);
   recent[0] = recent[1] = {0, 0, false};
+}
+
+static uint64_t static_shared_bytes() {
+  uint64_t bytes = 0;
+  for (const Global& g : memory.globals) bytes += g.shared ? g.hi - g.lo : 0;
+  return bytes;
 }
 
 static void poison_shared() {  // 0xFF bytes: NaN as float, half or bf16, -1 as an integer

@@ -10,7 +10,8 @@ constexpr int kMaxThreads = 1024;       // of a block
 constexpr size_t kMaxShared = 232448;   // dynamic shared bytes of a block: 227 KiB, as on sm_90
 
 // The kinds of fault, in the order of FAULT_KINDS in cuda_host.py.
-enum FaultKind : int32_t { kNone, kMemory, kReadOnly, kMisaligned, kDivergence, kIndex, kUndefined, kAborted, kSignal };
+enum FaultKind : int32_t { kNone, kMemory, kReadOnly, kMisaligned, kDivergence, kIndex, kUndefined, kAborted, kSignal,
+                           kTimeout };
 enum Access : int32_t { kLoad, kStore, kAtomic };
 enum Space : int32_t { kGlobal, kStaticShared, kDynamicShared, kStack, kModule };
 
@@ -27,6 +28,8 @@ struct Launch {
   const Range* ranges;
   uint64_t num_ranges;
   uint64_t dynamic_shared;
+  double time_limit;    // seconds
+  uint64_t descending;  // run blocks and threads from the last to the first
   uint32_t grid[3], block[3];
 };
 

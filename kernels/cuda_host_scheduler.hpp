@@ -1,8 +1,11 @@
 // Blocks, warps, barriers and the entry point of a launch. Included by cuda_host_runtime.cpp only.
 #pragma once
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <csetjmp>
 #include <csignal>
-#include <cstdarg>
+#include <ctime>
 
 #include "cuda_host_fibers.hpp"
 #include "cuda_host_memory.hpp"
@@ -143,6 +146,7 @@ static void resume(Thread& t) {
   current = &t;
   memcpy(cuda_host_coordinates.thread, t.index, sizeof t.index);
   stack_lo = reinterpret_cast<uintptr_t>(t.stack);
+  atomics_in_a_row = 0;
   switch_context(scheduler, t.context);
   if (t.state == kExited) stacks.give(t.stack);
 }
@@ -166,12 +170,13 @@ static bool run_warp(int first) {
   bool progress = false;
   for (;;) {
     bool ran = false;
-    for (int i = first; i < last; ++i) {
-      if (threads[i].state != kReady) continue;
-      resume(threads[i]);
+    for (int n = 0; n < last - first; ++n) {
+      Thread& t = threads[launch->descending ? last - 1 - n : first + n];
+      if (t.state != kReady) continue;
+      resume(t);
       if (fault.kind != kNone) return false;
-      ran = progress = true;
-      if (threads[i].state == kReady && num_threads > 32) ran = false;  // it yielded: let other warps run too
+      progress = true;
+      ran |= t.state != kReady || num_threads <= 32;  // one that yielded lets other warps run too
     }
     if (!ran && !answer_active_mask(first, last)) return progress;
   }
@@ -248,8 +253,9 @@ static void run_block() {
   start_block();
   while (num_exited < num_threads) {
     bool progress = false;
-    for (int first = 0; first < num_threads; first += 32) {
-      progress |= run_warp(first);
+    const int num_warps = (num_threads + 31) / 32;
+    for (int w = 0; w < num_warps; ++w) {
+      progress |= run_warp(32 * (launch->descending ? num_warps - 1 - w : w));
       if (fault.kind != kNone) return;
     }
     if (num_at_barrier == num_threads) release_barrier();
@@ -259,37 +265,58 @@ static void run_block() {
 }
 
 static void run_grid() {
-  const uint32_t* grid = launch->grid;
-  uint32_t* b = block_index;
-  for (b[2] = 0; b[2] < grid[2]; ++b[2])
-    for (b[1] = 0; b[1] < grid[1]; ++b[1])
-      for (b[0] = 0; b[0] < grid[0]; ++b[0]) {
-        run_block();
-        if (fault.kind != kNone) return;
-      }
+  const uint64_t x = launch->grid[0], y = launch->grid[1], blocks = x * y * launch->grid[2];
+  for (uint64_t n = 0; n < blocks && fault.kind == kNone; ++n) {
+    const uint64_t i = launch->descending ? blocks - 1 - n : n;
+    block_index[0] = i % x, block_index[1] = i / x % y, block_index[2] = i / (x * y);
+    run_block();
+  }
 }
 
-// A signal inside a kernel (stack overflow, an unchecked access, __builtin_trap) ends the launch, not the process.
-static const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
-static struct sigaction previous[5];
+// A signal inside a kernel (stack overflow, an unchecked access, __builtin_trap, the time limit) ends the launch, not the
+// process. The time limit is a signal too, because a loop without a memory access passes no other check.
+constexpr int kNumSignals = 6;
+static int signals[kNumSignals] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, 0};
+static struct sigaction previous[kNumSignals];
 
 static void handle_signal(int number, siginfo_t* info, void*) {
+  const bool timeout = number == signals[kNumSignals - 1];
   if (!in_kernel) {  // not ours: hand it to whoever was there before
-    for (int i = 0; i < 5; ++i)
-      if (kSignals[i] == number) sigaction(number, &previous[i], nullptr);
+    for (int i = 0; i < kNumSignals && !timeout; ++i)
+      if (signals[i] == number) sigaction(number, &previous[i], nullptr);
     return;
   }
-  fault.kind = kSignal, fault.index = number;
-  fault.address = reinterpret_cast<uint64_t>(info->si_addr);
+  fault.kind = timeout ? kTimeout : kSignal, fault.index = number;
+  fault.address = timeout ? 0 : reinterpret_cast<uint64_t>(info->si_addr);
   memcpy(fault.block, block_index, sizeof block_index);
   if (current != nullptr) memcpy(fault.thread, current->index, sizeof fault.thread);
   const uint64_t guard = stack_lo - kGuardBytes;
   if (fault.address - guard < kGuardBytes) set_text(fault.message, sizeof fault.message, "stack overflow of one thread");
+  in_kernel = 0;
   siglongjmp(on_signal, 1);
+}
+
+// Signals this thread after `seconds`.
+static bool start_timer(timer_t* timer, double seconds) {
+  sigevent event = {};
+  event.sigev_notify = SIGEV_THREAD_ID;
+  event.sigev_signo = signals[kNumSignals - 1];
+#ifdef sigev_notify_thread_id
+  event.sigev_notify_thread_id = static_cast<pid_t>(syscall(SYS_gettid));
+#else
+  event._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
+#endif
+  if (timer_create(CLOCK_MONOTONIC, &event, timer) != 0) return false;
+  itimerspec when = {};
+  when.it_value.tv_sec = static_cast<time_t>(seconds);
+  when.it_value.tv_nsec = 1 + static_cast<long>((seconds - static_cast<double>(when.it_value.tv_sec)) * 999999998);
+  timer_settime(*timer, 0, &when, nullptr);
+  return true;
 }
 
 static void run_guarded() {
   alignas(16) static char signal_stack[64 * 1024];
+  signals[kNumSignals - 1] = SIGRTMAX - 3;
   stack_t ours = {}, theirs = {};
   ours.ss_sp = signal_stack, ours.ss_size = sizeof signal_stack;
   sigaltstack(&ours, &theirs);
@@ -297,15 +324,24 @@ static void run_guarded() {
   action.sa_sigaction = handle_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
-  for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &action, &previous[i]);
-  in_kernel = 1;
-  if (sigsetjmp(on_signal, 1) == 0) run_grid();
+  for (int i = 0; i < kNumSignals; ++i) sigaction(signals[i], &action, &previous[i]);
+  timer_t timer;
+  const bool timed = start_timer(&timer, launch->time_limit);
+  if (sigsetjmp(on_signal, 1) == 0) {
+    in_kernel = 1;
+    run_grid();
+  }
   in_kernel = 0;
-  for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &previous[i], nullptr);
+  if (timed) timer_delete(timer);
+  for (int i = 0; i < kNumSignals; ++i) sigaction(signals[i], &previous[i], nullptr);
   sigaltstack(&theirs, nullptr);
 }
 
 }  // namespace cuda_host
+
+extern "C" __attribute__((visibility("default"))) uint64_t cuda_host_static_shared() {
+  return cuda_host::static_shared_bytes();
+}
 
 // Runs one launch; returns null, or why it was abandoned.
 extern "C" __attribute__((visibility("default"))) const cuda_host::Fault* cuda_host_launch(const cuda_host::Launch* request) {

@@ -7,7 +7,7 @@ from pathlib import Path
 _PACKAGES = "nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl"
 
 
-class HeadersMissing(RuntimeError):
+class HeadersMissing(RuntimeError):  # noqa: N818  # says what is missing, as CompilerMissing does
     """The CUDA headers that a kernel includes are not installed."""
 
 
