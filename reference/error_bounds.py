@@ -26,8 +26,12 @@ relative error
 Results, with w_j = p_j / sum p:
   lse: |dlse| <= sum w_j e_j + accumulation(keys) + 4 u (1 + |lse|), the last for log, the base and the addition of m.
   out: |dout| <= sum w_j |v_j| (e_j + u_q + u_k + accumulation(keys)) + |out| (sum w_j e_j + accumulation(keys) + 4 u)
-             + u_out |out| + half the smallest subnormal of the query's dtype,
-where u_q is (4), u_k (1) for V, and u_out = u_q is (6).
+             + sum |v_j| (eta_q + f) / P + keys f + u_out |out| + eta_out,
+where u_q is (4), u_k (1) for V, and u_out = u_q is (6). The eta are what is lost below the normal range: a weight is at
+most 1 when it is rounded, relative to a maximum so far, so a small one loses up to half the smallest subnormal of the
+query's dtype (eta_q = 2^-25 in float16; none where u_q is none), and eta_out is the same for the result. P >= 1 is the
+denominator relative to the overall maximum. f = 2^-126 is what a float32 unit that flushes subnormals loses, in exp
+and in each product.
 First-order terms are multiplied by 1.01 to cover their products.
 """
 
@@ -48,6 +52,7 @@ from pagebench.reference.dtypes import (
 U = 2.0**-24
 CONFIDENCE = 8.0
 SECOND_ORDER = 1.01
+FLUSHED = 2.0**-126  # the smallest normal float32
 
 
 def accumulation(terms: int | Array) -> Any:
@@ -72,13 +77,25 @@ def _sequence_bound(problem: attention.PagedAttention, part: attention.Scores) -
     keys = np.maximum(np.isfinite(part.scores).sum(axis=2), 1)  # [heads, rows]
     relative = _weight_error(problem, part, u_k)
     sums = accumulation(keys)
+    lost = _lost_weight(problem, part, lse)
     mean = np.einsum("hrk,hrk->hr", weights, relative)
-    magnitude = np.einsum("hrk,khd->rhd", weights * (relative + u_p + u_k + sums[..., None]), abs(part.values))
+    error = weights * (relative + u_p + u_k + sums[..., None]) + lost
+    magnitude = np.einsum("hrk,khd->rhd", error, abs(part.values)) + (keys * FLUSHED).T[..., None]
     size = abs(np.einsum("hrk,khd->rhd", weights, part.values))
     out = magnitude + size * ((mean + sums + 4 * U).T[..., None] + u_q)
     finite = np.where(np.isfinite(lse), lse, 0.0)
     log = np.where(np.isfinite(lse), mean + sums + 4 * U * (1 + abs(finite)), 0.0)
     return SECOND_ORDER * out + half_smallest_subnormal(problem.query.dtype), (SECOND_ORDER * log).T
+
+
+def _lost_weight(problem: attention.PagedAttention, part: attention.Scores, lse: Array) -> Array:
+    """(eta_q + f) / P of the docstring, [heads, rows, keys]; 0 where a key is masked."""
+    eta = FLUSHED + (0.0 if problem.query.dtype == FLOAT32 else half_smallest_subnormal(problem.query.dtype))
+    top = part.scores.max(axis=2, initial=-np.inf)
+    if problem.sinks is not None:
+        top = np.maximum(top, problem.sinks[:, None])
+    share = np.exp(np.where(np.isfinite(lse), top - np.where(np.isfinite(lse), lse, 0.0), 0.0))
+    return eta * np.where(np.isfinite(part.scores), share[..., None], 0.0)
 
 
 def _weight_error(problem: attention.PagedAttention, part: attention.Scores, u_k: float) -> Array:
