@@ -1,0 +1,55 @@
+"""Runs the property tests in this process, on a provider object, without shrinking."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pagebench.properties import test_block_copy, test_dequant, test_paged_attention
+from pagebench.properties.subject import Subject
+
+MODULES: dict[str, ModuleType] = {
+    "paged_attention": test_paged_attention,
+    "copy_blocks": test_block_copy,
+    "dequantize": test_dequant,
+}
+
+
+def claims(op: str) -> Iterator[tuple[str, Any]]:
+    """(name, test function) of every claim about `op`, in the order of its file."""
+    yield from ((n, f) for n, f in vars(MODULES[op]).items() if n.startswith("test_") and hasattr(f, "pagebench_op"))
+
+
+def run_claim(test: Any, provider: Any) -> None:
+    """One claim within its default number of examples; raises what the claim raises."""
+    subject = Subject("a NumPy provider of the tests", provider)
+    if not hasattr(test, "pagebench_examples"):
+        test(subject)
+        return
+
+    @settings(
+        max_examples=test.pagebench_examples,
+        derandomize=True,
+        deadline=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(data=st.data())
+    def body(data: Any) -> None:
+        test.hypothesis.inner_test(subject, data)
+
+    body()
+
+
+def caught_by(provider: Any, op: str) -> tuple[str, BaseException] | None:
+    """(claim, error) of the first claim about `op` that `provider` breaks; None when it keeps all of them."""
+    for name, test in claims(op):
+        try:
+            run_claim(test, provider)
+        except Exception as error:
+            return name, error
+    return None
