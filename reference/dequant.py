@@ -1,8 +1,13 @@
 """Dequantisation of packed weights: the problem, its meaning under a named rounding contract, its bytes.
 
-Every format is a decoder in `dequant_formats`. The result is compared bit for bit, so a contract names where rounding
-happens: `exact` is the exact real value rounded once to the output dtype; `f32` is float32 arithmetic in the format's
-stated order and then one rounding.
+Every format is a decoder, listed in `dequant_formats`. The result is compared bit for bit, so a contract names where
+rounding happens; after it comes one rounding to the output dtype:
+
+- `exact`: nowhere, the value is the exact real number.
+- `f32`: float32 arithmetic in the format's stated order.
+- `f32x2`: the same where that order has two rounded steps which must not be fused.
+- `half`: float16 arithmetic in the format's stated order.
+- `fma_zero`: scale * q - round(scale * zero), the inner product rounded to the scale's dtype.
 """
 
 from collections.abc import Mapping
@@ -16,18 +21,12 @@ from pagebench.reference.dtypes import COMPUTE_DTYPES, Array, round_to
 from pagebench.reference.problem import Problem
 from pagebench.reference.validation import require, require_int
 
-CONTRACTS = ("exact", "f32")
+CONTRACTS = ("exact", "f32", "f32x2", "half", "fma_zero")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dequantize(Problem):
-    """Unpack `packed` (arrays by name, see the format) to weight [n, k] of `dtype` under `contract`.
-
-    shape: (n output features, k input features). group_size: elements along k that share a scale, -1 for all of k;
-    None for a format whose blocks fix it. dtype: float16, bfloat16 or float32. The packed bits and scales may be
-    anything, NaN and infinities included. Raises ValueError for an unknown format, dtype or contract, for a missing,
-    extra or misshapen array, and for group indices out of range.
-    """
+class PackedWeight(Problem):
+    """The fields of every problem about a packed weight; see Dequantize."""
 
     format: str
     packed: Mapping[str, Any]
@@ -35,8 +34,6 @@ class Dequantize(Problem):
     group_size: int | None
     dtype: np.dtype[Any]
     contract: str
-
-    op: ClassVar[str] = "dequantize"
 
     def validate(self) -> None:
         require(self.format in FORMATS, "format", f"be one of {sorted(FORMATS)}", self.format)
@@ -53,14 +50,33 @@ class Dequantize(Problem):
         contracts = FORMATS[self.format].contracts
         require(self.contract in contracts, "contract", f"be one of {contracts} for {self.format}", self.contract)
         require(isinstance(self.packed, dict), "packed", "be a dict of arrays by name", type(self.packed).__name__)
-        names = set(FORMATS[self.format].arrays)
-        require(set(self.packed) == names, "packed", f"hold exactly {sorted(names)}", sorted(self.packed))
         FORMATS[self.format].validate(self.packed, self.shape, self.group_size)
 
+    def packed_bytes(self) -> int:
+        """Bytes of the packed elements that some weight depends on."""
+        return sum(array[self.live(name)].size * array.itemsize for name, array in self.packed.items())
+
+    def live(self, name: str) -> Any:
+        """Index of the elements of the packed array `name` that some weight depends on."""
+        return FORMATS[self.format].live(name, self.packed, self.shape, self.group_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dequantize(PackedWeight):
+    """Unpack `packed` (arrays by name, see the format) to weight [n, k] of `dtype` under `contract`.
+
+    shape: (n output features, k input features). group_size: elements along k that share a scale, -1 for all of k;
+    None for a format whose blocks or scales fix it. dtype: float16, bfloat16 or float32. The packed bits and scales may
+    be anything, NaN and infinities included. Raises ValueError for an unknown format, dtype or contract, for a missing,
+    extra or misshapen array, and for group indices out of range.
+    """
+
+    op: ClassVar[str] = "dequantize"
+
     def bytes_moved(self) -> int:
-        """Every packed byte read once, every weight written once."""
+        """Every packed byte that matters read once, every weight written once."""
         n, k = self.shape
-        return int(sum(array.nbytes for array in self.packed.values()) + n * k * self.dtype.itemsize)
+        return int(self.packed_bytes() + n * k * self.dtype.itemsize)
 
     def flops(self) -> int:
         return 0
@@ -71,8 +87,12 @@ def default_contract(format: str) -> str:
     return FORMATS[format].contracts[0]
 
 
+def decode(problem: PackedWeight) -> Array:
+    """weight [n, k] in the arithmetic of the problem's contract, not yet rounded to its dtype."""
+    with np.errstate(all="ignore"):
+        return FORMATS[problem.format].decode(problem.packed, problem.shape, problem.group_size, problem.contract)
+
+
 def dequantize(problem: Dequantize) -> Array:
     """weight [n, k] of the problem's dtype."""
-    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        exact = FORMATS[problem.format].decode(problem.packed, problem.shape, problem.group_size, problem.contract)
-    return round_to(exact, problem.dtype)
+    return round_to(decode(problem), problem.dtype)
