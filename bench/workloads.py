@@ -2,7 +2,8 @@
 
 Model geometry is from each model's public `config.json`. A workload makes three problems of one specialisation:
 `problem()` at its full size, to be timed; `check_problem()`, with the same geometry but few keys, blocks or rows, to be
-checked on any machine; and a `codegen_problem()`, smaller still, from which a launcher chooses the same kernel.
+checked on any machine; and a `codegen_problem()`, from which a launcher chooses the same kernel and, for attention and
+dequantisation, the same grid as at full size.
 """
 
 import dataclasses
@@ -161,7 +162,7 @@ def _dequant_workload(make: Callable[..., Dequantize], model: Model, projection:
         size=f"{n} x {k}",
         problem=lambda: make(n, k, FLOAT16),
         check_problem=lambda: make(264, 384, FLOAT16),
-        codegen_problem=lambda: make(256, 512, FLOAT16),
+        codegen_problem=lambda: make(n, k, FLOAT16),
     )
 
 
