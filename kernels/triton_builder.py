@@ -38,6 +38,13 @@ def values(handle: Handle) -> Array:
     return numerics.decode(handle.data, name) if name in RAW_FORMATS else handle.data
 
 
+_LOG2_E = np.float32(1.4426950408889634)
+
+
+def _is_float32(handle: Handle) -> bool:
+    return bool(handle.data.dtype == np.float32)
+
+
 def handle_of(array: Array, dtype: Any) -> Handle:
     """A handle of Triton's `dtype` holding the numbers `array`, rounded to it once."""
     if array.dtype == np.bool_:
@@ -94,6 +101,22 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]  # Triton h
 
     def unary_op(self, arg: Handle, op: Callable[..., Any]) -> Handle:
         return handle_of(op(values(arg)), arg.dtype.scalar)
+
+    def create_fdiv(self, lhs: Handle, rhs: Handle) -> Handle:
+        return self.binary_op(lhs, rhs, numerics.divide_full if _is_float32(lhs) else np.divide)
+
+    def create_exp(self, arg: Handle) -> Handle:
+        return self.unary_op(arg, (lambda x: np.exp2(x * _LOG2_E)) if _is_float32(arg) else np.exp)
+
+    def create_exp2(self, arg: Handle) -> Handle:
+        exp2 = self.unary_op(arg, np.exp2)
+        return self.unary_op(exp2, numerics.flush_subnormal) if _is_float32(arg) else exp2
+
+    def create_sqrt(self, arg: Handle) -> Handle:
+        return super().create_sqrt(self.unary_op(arg, numerics.flush_subnormal) if _is_float32(arg) else arg)
+
+    def create_rsqrt(self, arg: Handle) -> Handle:
+        return super().create_rsqrt(self.unary_op(arg, numerics.flush_subnormal) if _is_float32(arg) else arg)
 
     def create_clampf(self, arg: Handle, lo: Handle, hi: Handle, propagate_nans: Any) -> Handle:
         if propagate_nans == interpreter._ir.PROPAGATE_NAN.NONE:

@@ -5,6 +5,8 @@ process, kernels of other packages included:
 
 - bfloat16 and float8 operands are decoded before arithmetic, comparisons, reductions, dots and atomics; results and
   casts round as the GPU does (`triton_numerics`, `triton_builder`);
+- float32 `/` is the multiplication by a rounded reciprocal that it compiles to, `exp(x)` is `exp2(x * log2(e))`, and
+  exp2, sqrt and rsqrt flush subnormal numbers;
 - float arguments are float32 tensors, as compiled kernels get them; a float32 `tl.dot` reads its operands as TF32
   unless `input_precision="ieee"`; float to integer saturates;
 - `and`, `or`, `not`, `min`, `max`, loop variables and conditions mean what the compiler makes of them
@@ -12,7 +14,7 @@ process, kernels of other packages included:
 - an access outside the launch's buffers raises `MemoryFault` and does not happen (`triton_memory`);
 - a launch on CPU tensors copies nothing (`triton_launch`), and operations cost a fifth (`triton_language`).
 
-Still hidden: the approximate `/`, exp2 and log2 of the GPU, the contraction of `a * b + c`, the order of sums, shared
+Still hidden: the last bit or two of exp2 and rsqrt, the contraction of `a * b + c`, the order of float32 sums, shared
 memory and its limits, and that programs run at the same time.
 """
 

@@ -51,8 +51,12 @@ def _patches() -> list[tuple[Any, str, Any, Any]]:
     for owner, name, original in scope._changes:
         found.setdefault((id(owner), name), (owner, name, _direct(vars(owner)[name]), original))
     scope.restore()
-    constructors = [(tl.tensor, _init_tensor), (tl.block_type, _init_block_type)]
-    return [*found.values(), *((owner, "__init__", init, owner.__init__) for owner, init in constructors)]
+    shorter = [
+        (tl.tensor, "__init__", _init_tensor),
+        (tl.block_type, "__init__", _init_block_type),
+        (tl.block_type, "to_ir", lambda self, builder: self),  # types are their own representation here
+    ]
+    return [*found.values(), *((owner, name, new, vars(owner)[name]) for owner, name, new in shorter)]
 
 
 class Semantic(interpreter.TritonSemantic):  # type: ignore[misc]  # Triton has no type information

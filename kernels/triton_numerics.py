@@ -101,6 +101,20 @@ def to_integer(values: Array, dtype: np.dtype[Any]) -> Array:
     return np.where(inside, safe, edge).astype(dtype)
 
 
+def divide_full(x: Array, y: Array) -> Array:
+    """float32 division as div.full does it, with a rounded reciprocal: off by one unit in a quarter of the cases."""
+    quotient = x / y
+    product = x * (np.float32(1) / y)
+    usual = (np.abs(y) >= np.float32(2.0**-126)) & (np.abs(y) <= np.float32(2.0**126))
+    usual &= np.isfinite(product) & (np.abs(product) >= np.float32(2.0**-126))
+    return np.where(usual, product, quotient)
+
+
+def flush_subnormal(values: Array) -> Array:
+    """float32 as an .ftz instruction reads or writes it: subnormal numbers are zeros of their sign."""
+    return np.where(np.abs(values) < np.float32(2.0**-126), np.copysign(np.float32(0), values), values)
+
+
 def to_tensorfloat32(values: Array) -> Array:
     """float32 as a TF32 tensor core reads it: the low 13 mantissa bits ignored; infinities and NaN as they are."""
     bits = np.asarray(values, dtype=np.float32, order="C").view(np.uint32)
