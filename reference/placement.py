@@ -65,6 +65,8 @@ def place(problem: P, provider: Any) -> Placement[P]:
     bases: dict[int, Base] = {}
 
     def move(name: str, array: Array) -> Any:
+        if array.size == 0:
+            return provider.to_device(np.empty(array.shape, array.dtype))  # nothing to fence, and its address is arbitrary
         if any(s % array.itemsize for s in array.strides):
             array = array.copy()  # no device can express such a view
         owner = _owner(array)

@@ -99,6 +99,8 @@ def _encode(problem: Problem) -> str:
     bases: dict[int, tuple[int, Array]] = {}
 
     def pack(value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.size == 0:
+            return {"empty": value.shape, "dtype": value.dtype.name}
         if isinstance(value, np.ndarray):
             owner = placement._owner(value)
             index, _ = bases.setdefault(owner.ctypes.data, (len(bases), owner))
@@ -137,6 +139,8 @@ def from_text(*lines: str) -> Any:
     def unpack(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        if "empty" in value:
+            return np.empty(tuple(value["empty"]), _dtype(value["dtype"]))
         if "dict" in value:
             return {key: unpack(item) for key, item in value["dict"].items()}
         if "tuple" in value:
