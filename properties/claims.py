@@ -48,5 +48,6 @@ def budget(examples: int) -> settings:
         deadline=None,  # a first launch compiles
         print_blob=True,
         phases=phases,
+        report_multiple_bugs=False,  # one shrunk problem per claim is what a reader can use
         suppress_health_check=_SUPPRESSED,
     )

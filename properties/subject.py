@@ -20,7 +20,7 @@ Contract = Callable[..., tuple[str, ...]]
 ATTEMPTS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Case:
     """A drawn problem, the recipe it was built from (None for a hand-made one) and one of the provider's variants."""
 
@@ -30,6 +30,9 @@ class Case:
 
     def __repr__(self) -> str:
         return f"Case({self.recipe}, variant={self.variant})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # Hypothesis would print every array
 
 
 @dataclass(repr=False)
@@ -44,6 +47,9 @@ class Subject:
 
     def __repr__(self) -> str:
         return f"Subject({self.spec!r})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
 
     @property
     def label(self) -> str:
