@@ -1,7 +1,9 @@
 // Attention of one query per sequence over a paged KV cache (decode), split over the keys.
 //
-// Grid: one program per (sequence, split of its keys, KV head, tile of its query heads), the heads fastest, since heads of
-// one key are neighbours in memory. A program loads each key and value of its split once, for all query heads of the tile:
+// Work: one item per (sequence, split of its keys, KV head, tile of its query heads), the heads fastest, since heads of one
+// key are neighbours in memory. The host does not know the lengths, only the block table's width, and a program per
+// possible split would mostly start in vain: so a bounded number of programs count off the items that exist (`Finder`).
+// A program loads each key and value of its split once, for all query heads of the tile:
 //
 //   block table -> slot offsets, two tiles ahead, in shared memory     (a division and a table read per key, not per piece)
 //   K and V     -> shared memory, one tile ahead, by cp.async          (16 bytes a thread, 8 to 64 lines in flight a warp)
@@ -37,13 +39,62 @@ struct Splits {
   }
 };
 
+// The query ranges and lengths of the sequences, and who is to do what.
+struct Sequences {
+  const int* seq_lens;
+  long long length_stride;
+  const int* query_start;
+  long long start_stride;
+  int num_seqs, split_keys, max_splits;
+
+  __device__ int token(int seq) const { return query_start[seq * start_stride]; }
+  __device__ bool has_query(int seq) const { return query_start[(seq + 1) * start_stride] > token(seq); }
+  __device__ int length(int seq) const { return seq_lens[seq * length_stride]; }
+  __device__ Splits splits(int seq) const { return Splits(length(seq), split_keys, max_splits); }
+};
+
+// Finds the sequence and the split that come `unit`-th, counting the splits of each sequence with a query, of an empty one
+// too. All threads call it together; false when there are fewer.
+struct Finder {
+  int warp_totals[WARPS], seq, split;
+
+  __device__ bool find(const Sequences& sequences, int unit) {
+    const int thread = threadIdx.x, lane = thread % kWarpSize;
+    int before = 0;  // splits of the sequences below `first`
+#pragma unroll 1
+    for (int first = 0; first < sequences.num_seqs; first += THREADS) {
+      const int own = first + thread;
+      const bool counts = own < sequences.num_seqs && sequences.has_query(own);
+      const int count = counts ? max(sequences.splits(own).count, 1) : 0;
+      int upto = count;
+#pragma unroll
+      for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
+        const int below = __shfl_up_sync(kFullMask, upto, lanes);
+        if (lane >= lanes) upto += below;
+      }
+      if (lane == kWarpSize - 1) warp_totals[thread / kWarpSize] = upto;
+      __syncthreads();
+      int start = before + upto - count;
+#pragma unroll
+      for (int warp = 0; warp < WARPS; ++warp) {
+        if (warp < thread / kWarpSize) start += warp_totals[warp];
+        before += warp_totals[warp];
+      }
+      if (start <= unit && unit < start + count) seq = own, split = unit - start;
+      __syncthreads();
+      if (unit < before) return true;
+    }
+    return false;
+  }
+};
+
 // 16 bytes of a row to shared memory; the first `elements` exist, the others become zero.
 template <typename T>
 __device__ void stage_piece(T* to, const T* from, long long stride, int elements, bool vector) {
   if (vector) {
     cp_async16(to, from, elements * static_cast<int>(sizeof(T)));
   } else {
-#pragma unroll
+#pragma unroll 1  // the slow way need not be long as well
     for (int i = 0; i < static_cast<int>(16 / sizeof(T)); ++i)
       to[i] = i < elements ? from[i * stride] : from_float<T>(0.0f);
   }
@@ -77,132 +128,180 @@ __device__ float natural_log_sum(float maximum, float sum) {
   return sum == 0.0f ? -kInfinity : maximum * kLn2 + logf(sum);
 }
 
+// Eight columns of a row summed over the key warps, whose results are `rows` rows apart.
+template <typename Warp>
+__device__ State merge_warps(const float* weighted, const State* states, int rows, int key_warps, float (&total)[OCTET]) {
+  State merged = {-kInfinity, 0.0f};
+#pragma unroll 1
+  for (int w = 0; w < key_warps; ++w) merged.maximum = fmaxf(merged.maximum, states[w * rows].maximum);
+#pragma unroll
+  for (int j = 0; j < OCTET; ++j) total[j] = 0.0f;
+#pragma unroll 1
+  for (int w = 0; w < key_warps; ++w) {
+    const float factor = weight_of(states[w * rows], merged.maximum);
+    merged.sum += states[w * rows].sum * factor;
+#pragma unroll
+    for (int j = 0; j < OCTET; ++j) total[j] += weighted[w * rows * (Warp::HEAD + MERGE_PAD) + j] * factor;
+  }
+  return merged;
+}
+
+// Divide by the denominator and write eight columns of `row` of out, and lse with the first.
+template <typename T>
+__device__ void finish(T* out, float* lse, long long row, int column, int head_size, float (&total)[OCTET], const State& state) {
+  const float inverse = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;
+#pragma unroll
+  for (int j = 0; j < OCTET; ++j) total[j] *= inverse;
+  store_octet(out + row * head_size + column, total, head_size - column, head_size % OCTET == 0);
+  if (column == 0) lse[row] = natural_log_sum(state.maximum, state.sum);
+}
+
+// Where the rows of K or V of one KV head lie, strides in elements.
+template <typename T>
+struct Cache {
+  const T* data;
+  long long block_stride, slot_stride, head_stride, stride;
+  __device__ long long row(long long block, int slot) const { return block * block_stride + slot * slot_stride; }
+};
+
+// The keys of one item: element offsets of their K and V rows by the block table, and their tiles in shared memory.
+template <typename Warp>
+struct KeyTiles {
+  using T = typename Warp::Element;
+  static constexpr int D = Warp::HEAD, PIECE = 16 / sizeof(T), PIECES = D / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
+  static_assert(THREADS % PIECES == 0, "a thread stages the same piece of every row");
+
+  Cache<T> keys, values;
+  const int* table;  // the sequence's row
+  long long entry_stride;
+  int block_size, first, end, tile, elements;  // `elements` of this thread's piece exist
+  bool vector;
+  T* tiles;          // [STAGES][K, V][tile][D]
+  longlong2* slots;  // [2][tile]
+
+  __device__ int count() const { return (end - first + tile - 1) / tile; }
+  __device__ T* key_tile(int index) const { return tiles + index % STAGES * 2 * tile * D; }
+  __device__ T* value_tile(int index) const { return key_tile(index) + tile * D; }
+
+  // The rows of this thread's key in a tile, -1 behind the end.
+  __device__ longlong2 look_up(int index) const {
+    const int behind = index * tile + static_cast<int>(threadIdx.x);
+    if (static_cast<int>(threadIdx.x) >= tile || behind >= end - first) return make_longlong2(-1, -1);
+    const int key = first + behind;
+    const long long block = table[key / block_size * entry_stride];
+    return make_longlong2(keys.row(block, key % block_size), values.row(block, key % block_size));
+  }
+
+  __device__ void note(int index, longlong2 slot) const {
+    if (static_cast<int>(threadIdx.x) < tile) slots[index % 2 * tile + threadIdx.x] = slot;
+  }
+
+  __device__ void stage(int index) const {
+    const int piece = threadIdx.x % PIECES;
+    const T* key_piece = keys.data + piece * PIECE * keys.stride;
+    const T* value_piece = values.data + piece * PIECE * values.stride;
+    const auto stage_row = [&](int row) {
+      const longlong2 slot = slots[index % 2 * tile + row];
+      const int at = swizzled<T, D>(row, piece), exist = slot.x < 0 ? 0 : elements;
+      stage_piece(key_tile(index) + at, exist ? key_piece + slot.x : keys.data, keys.stride, exist, vector);
+      stage_piece(value_tile(index) + at, exist ? value_piece + slot.y : values.data, values.stride, exist, vector);
+    };
+    if (vector) {
+#pragma unroll 4
+      for (int row = threadIdx.x / PIECES; row < tile; row += ROWS_AT_ONCE) stage_row(row);
+    } else {
+#pragma unroll 1
+      for (int row = threadIdx.x / PIECES; row < tile; row += ROWS_AT_ONCE) stage_row(row);
+    }
+    cp_async_commit();
+  }
+};
+
 // out, lse: contiguous. partials float [num_seqs, num_query_heads, max_splits, HEAD], states alike, of two floats.
 // Dynamic shared memory: query tile, STAGES tiles of K and V, 2 * tile slots; at the end, the warps' partial results.
 // `tile` is a multiple of CHUNK, at most THREADS; `row_warps` (1, 2, 4) warps share out the rows.
-template <typename Warp>
-__global__ void __launch_bounds__(THREADS)
-paged_attention(typename Warp::Element* out, float* lse, float* partials, State* states,
-                const typename Warp::Element* query, long long query_token_stride, long long query_head_stride,
-                long long query_stride, const typename Warp::Element* keys, long long key_block_stride,
-                long long key_slot_stride, long long key_head_stride, long long key_stride,
-                const typename Warp::Element* values, long long value_block_stride, long long value_slot_stride,
-                long long value_head_stride, long long value_stride, const int* block_table, long long table_stride,
-                long long entry_stride, const int* seq_lens, long long length_stride, const int* query_start,
-                long long start_stride, float scale, int head_size, int block_size, int num_kv_heads, int group,
-                int row_tiles, int row_warps, int tile, int split_keys, int max_splits, int vector, int query_vector) {
-  using T = typename Warp::Element;
-  constexpr int D = Warp::HEAD, PIECE = 16 / sizeof(T), PIECES = D / PIECE;
-  static_assert(THREADS % PIECES == 0, "a thread stages the same piece of every row");
-
-  const int head_tile = blockIdx.x % (num_kv_heads * row_tiles), unit = blockIdx.x / (num_kv_heads * row_tiles);
-  const int kv_head = head_tile / row_tiles, seq = unit / max_splits, split = unit % max_splits;
-  const long long token = query_start[seq * start_stride];
-  if (query_start[(seq + 1) * start_stride] == token) return;
-  const int length = seq_lens[seq * length_stride];
-  const Splits splits(length, split_keys, max_splits);
-  if (split >= max(splits.count, 1)) return;
-  const int first = split * splits.keys;  // below 2^31: it is below `length`
-  const int end = min(static_cast<long long>(length), static_cast<long long>(first) + splits.keys);
-
+template <typename Warp, typename T = typename Warp::Element>
+__global__ void __launch_bounds__(THREADS, Warp::PROGRAMS_PER_SM)
+paged_attention(T* out, float* lse, float* partials, State* states, const T* query, long long query_token_stride,
+                long long query_head_stride, long long query_stride, const T* keys, long long key_block_stride,
+                long long key_slot_stride, long long key_head_stride, long long key_stride, const T* values,
+                long long value_block_stride, long long value_slot_stride, long long value_head_stride,
+                long long value_stride, const int* block_table, long long table_stride, long long entry_stride,
+                const int* seq_lens, long long length_stride, const int* query_start, long long start_stride, float scale,
+                int head_size, int block_size, int num_seqs, int num_kv_heads, int group, int row_tiles, int row_warps,
+                int tile, int split_keys, int max_splits, int vector, int query_vector) {
+  constexpr int D = Warp::HEAD, PIECE = KeyTiles<Warp>::PIECE, PIECES = KeyTiles<Warp>::PIECES;
+  const Sequences sequences = {seq_lens, length_stride, query_start, start_stride, num_seqs, split_keys, max_splits};
+  const int head_tiles = num_kv_heads * row_tiles, num_heads = num_kv_heads * group;
   const int thread = threadIdx.x, warp = thread / kWarpSize;
   const int row_warp = warp % row_warps, key_warp = warp / row_warps, key_warps = WARPS / row_warps;
   const int rows = Warp::ROWS * row_warps;
-  const int first_row = head_tile % row_tiles * rows, heads = min(rows, group - first_row);
-  const int first_head = kv_head * group + first_row;
+  const int piece = thread % PIECES, elements = max(0, min(PIECE, head_size - piece * PIECE));
 
   extern __shared__ __align__(16) unsigned char shared[];
   T* query_tile = reinterpret_cast<T*>(shared);
-  T* tiles = query_tile + rows * D;  // [STAGES][K, V][tile][D]
-  longlong2* slots = reinterpret_cast<longlong2*>(tiles + STAGES * 2 * tile * D);  // [2][tile]
-
-  const int piece = thread % PIECES, piece_row = thread / PIECES;
-  const int piece_elements = max(0, min(PIECE, head_size - piece * PIECE));
-  const T* key_piece = keys + kv_head * key_head_stride + piece * PIECE * key_stride;
-  const T* value_piece = values + kv_head * value_head_stride + piece * PIECE * value_stride;
-
-  // Element offsets of the K and V row of a key, -1 behind the end.
-  const auto slot_of = [&](int key) -> longlong2 {
-    if (key >= end) return make_longlong2(-1, -1);
-    const long long block = block_table[seq * table_stride + key / block_size * entry_stride], offset = key % block_size;
-    return make_longlong2(block * key_block_stride + offset * key_slot_stride,
-                          block * value_block_stride + offset * value_slot_stride);
-  };
-  const auto stage_tile = [&](int index) {
-    T* key_tile = tiles + index % STAGES * 2 * tile * D;
-    T* value_tile = key_tile + tile * D;
-#pragma unroll 4
-    for (int row = piece_row; row < tile; row += THREADS / PIECES) {
-      const longlong2 slot = slots[index % 2 * tile + row];
-      const int elements = slot.x < 0 ? 0 : piece_elements;
-      const int at = swizzled<T, D>(row, piece);
-      stage_piece(key_tile + at, elements ? key_piece + slot.x : keys, key_stride, elements, vector);
-      stage_piece(value_tile + at, elements ? value_piece + slot.y : values, value_stride, elements, vector);
-    }
-    cp_async_commit();
-  };
-
-  const int num_tiles = (end - first + tile - 1) / tile;
-  if (thread < tile) {
-    slots[thread] = slot_of(first + thread);
-    slots[tile + thread] = slot_of(min(static_cast<long long>(end), static_cast<long long>(first) + tile + thread));
-  }
-  for (int row = piece_row; row < rows; row += THREADS / PIECES) {
-    const int elements = row < heads ? piece_elements : 0;
-    const T* from = query + token * query_token_stride + (first_head + row) * query_head_stride + piece * PIECE * query_stride;
-    stage_piece(query_tile + swizzled<T, D>(row, piece), elements ? from : query, query_stride, elements, query_vector);
-  }
-  __syncthreads();
-  if (num_tiles > 0) stage_tile(0);
-
-  Warp state;
-  for (int index = 0; index < num_tiles; ++index) {
-    cp_async_wait<0>();
-    __syncthreads();  // tile `index` is there for every warp, and every warp is done with the one before it
-    if (index + 1 < num_tiles) stage_tile(index + 1);
-    longlong2 ahead = make_longlong2(-1, -1);
-    if (index + 2 < num_tiles && thread < tile) ahead = slot_of(first + (index + 2) * tile + thread);
-
-    const T* key_tile = tiles + index % STAGES * 2 * tile * D;
-    const int visible = end - first - index * tile;
-    for (int chunk = key_warp * Warp::CHUNK; chunk < min(tile, visible); chunk += key_warps * Warp::CHUNK)
-      state.attend(query_tile, row_warp * Warp::ROWS, key_tile + chunk * D, key_tile + (tile + chunk) * D, visible - chunk,
-                   scale);
-    if (thread < tile) slots[index % 2 * tile + thread] = ahead;
-  }
-
-  // Merge the warps. `weighted` [WARPS][ROWS][D + MERGE_PAD] lies over the tiles, which nobody needs any more.
-  cp_async_wait<0>();  // the query, where there was no tile
-  __syncthreads();
-  float* weighted = reinterpret_cast<float*>(shared);
+  T* tiles = query_tile + rows * D;
+  float* weighted = reinterpret_cast<float*>(shared);  // [WARPS][ROWS][D + MERGE_PAD], when the tiles are done with
   State* warp_states = reinterpret_cast<State*>(weighted + WARPS * Warp::ROWS * (D + MERGE_PAD));
-  state.store(weighted + warp * Warp::ROWS * (D + MERGE_PAD), warp_states + warp * Warp::ROWS);
-  __syncthreads();
-  for (int i = thread; i < heads * (D / OCTET); i += THREADS) {
-    const int row = i / (D / OCTET), column = i % (D / OCTET) * OCTET;
-    const int source = row / Warp::ROWS * Warp::ROWS + row % Warp::ROWS;  // the row in the first of its warps
-    float maximum = -kInfinity, sum = 0.0f, total[OCTET] = {};
-    for (int w = 0; w < key_warps; ++w) maximum = fmaxf(maximum, warp_states[w * rows + source].maximum);
-    for (int w = 0; w < key_warps; ++w) {
-      const State part = warp_states[w * rows + source];
-      const float factor = weight_of(part, maximum);
-      const float* from = weighted + (w * rows + source) * (D + MERGE_PAD) + column;
-      sum += part.sum * factor;
-#pragma unroll
-      for (int j = 0; j < OCTET; ++j) total[j] += from[j] * factor;
+  __shared__ Finder finder;
+
+  for (int item = blockIdx.x; finder.find(sequences, item / head_tiles); item += gridDim.x) {
+    const int seq = finder.seq, split = finder.split;
+    const int kv_head = item % head_tiles / row_tiles, first_row = item % row_tiles * rows;
+    const int first_head = kv_head * group + first_row, heads = min(rows, group - first_row);
+    const long long token = sequences.token(seq);
+    const int length = sequences.length(seq);
+    const Splits splits = sequences.splits(seq);
+    const int first = split * splits.keys, end = first + min(splits.keys, length - first);
+    const KeyTiles<Warp> kv = {
+        {keys + kv_head * key_head_stride, key_block_stride, key_slot_stride, key_head_stride, key_stride},
+        {values + kv_head * value_head_stride, value_block_stride, value_slot_stride, value_head_stride, value_stride},
+        block_table + seq * table_stride, entry_stride, block_size, first, end, tile, elements, vector != 0, tiles,
+        reinterpret_cast<longlong2*>(tiles + STAGES * 2 * tile * D)};
+
+    kv.note(0, kv.look_up(0));
+    kv.note(1, kv.look_up(1));
+#pragma unroll 1
+    for (int row = thread / PIECES; row < rows; row += THREADS / PIECES) {
+      const T* from = query + token * query_token_stride + (first_head + row) * query_head_stride;
+      const int exist = row < heads ? elements : 0;
+      stage_piece(query_tile + swizzled<T, D>(row, piece), exist ? from + piece * PIECE * query_stride : query, query_stride,
+                  exist, query_vector != 0);
     }
-    const int head = first_head + row, num_heads = num_kv_heads * group;
-    if (splits.count <= 1) {
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll
-      for (int j = 0; j < OCTET; ++j) total[j] *= inverse;
-      T* to = out + (token * num_heads + head) * head_size + column;
-      store_octet(to, total, head_size - column, head_size % OCTET == 0);
-      if (column == 0) lse[token * num_heads + head] = natural_log_sum(maximum, sum);
-    } else {
-      const long long at = (static_cast<long long>(seq) * num_heads + head) * max_splits + split;
-      store_octet(partials + at * D + column, total, OCTET, true);
-      if (column == 0) states[at] = {maximum, sum};
+
+    Warp state;
+#pragma unroll 1
+    for (int index = -1; index < kv.count(); ++index) {
+      if (index >= 0) cp_async_wait<0>();
+      __syncthreads();  // tile `index` is there for every warp, and every warp is done with the one before it
+      if (index + 1 < kv.count()) kv.stage(index + 1);
+      if (index < 0) continue;  // the first tile is on its way
+      const longlong2 ahead = kv.look_up(index + 2);
+      const int visible = end - first - index * tile;
+#pragma unroll 1
+      for (int chunk = key_warp * Warp::CHUNK; chunk < min(tile, visible); chunk += key_warps * Warp::CHUNK)
+        state.attend(query_tile, row_warp * Warp::ROWS, kv.key_tile(index) + chunk * D, kv.value_tile(index) + chunk * D,
+                     visible - chunk, scale);
+      kv.note(index + 2, ahead);
+    }
+
+    cp_async_wait<0>();  // the query, where there was no key
+    __syncthreads();
+    state.store(weighted + warp * Warp::ROWS * (D + MERGE_PAD), warp_states + warp * Warp::ROWS);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = thread; i < heads * (D / OCTET); i += THREADS) {
+      const int row = i / (D / OCTET), column = i % (D / OCTET) * OCTET;
+      float total[OCTET];
+      const State merged = merge_warps<Warp>(weighted + row * (D + MERGE_PAD) + column, warp_states + row, rows, key_warps, total);
+      const int head = first_head + row;
+      if (splits.count > 1) {
+        const long long at = (static_cast<long long>(seq) * num_heads + head) * max_splits + split;
+        store_octet(partials + at * D + column, total, OCTET, true);
+        if (column == 0) states[at] = merged;
+      } else {
+        finish(out, lse, token * num_heads + head, column, head_size, total, merged);
+      }
     }
   }
 }
@@ -211,31 +310,35 @@ paged_attention(typename Warp::Element* out, float* lse, float* partials, State*
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
 reduce_splits(T* out, float* lse, const float* partials, const State* states, const int* seq_lens, long long length_stride,
-              const int* query_start, long long start_stride, int head_size, int padded_head, int num_heads, int split_keys,
-              int max_splits) {
+              const int* query_start, long long start_stride, int head_size, int padded_head, int num_seqs, int num_heads,
+              int split_keys, int max_splits) {
+  const Sequences sequences = {seq_lens, length_stride, query_start, start_stride, num_seqs, split_keys, max_splits};
   const int head = blockIdx.x % num_heads, seq = blockIdx.x / num_heads;
-  const long long token = query_start[seq * start_stride];
-  const Splits splits(seq_lens[seq * length_stride], split_keys, max_splits);
-  if (splits.count <= 1 || query_start[(seq + 1) * start_stride] == token) return;
+  const int count = sequences.splits(seq).count;
+  if (count <= 1 || !sequences.has_query(seq)) return;
 
-  const long long at = static_cast<long long>(blockIdx.x) * max_splits;
   const int thread = threadIdx.x, lane = thread % kWarpSize;
-  float maximum = -kInfinity, sum = 0.0f;
-  for (int i = lane; i < splits.count; i += kWarpSize) maximum = fmaxf(maximum, states[at + i].maximum);
+  const State* parts = states + static_cast<long long>(blockIdx.x) * max_splits;
+  State merged = {-kInfinity, 0.0f};
+#pragma unroll 1
+  for (int i = lane; i < count; i += kWarpSize) merged.maximum = fmaxf(merged.maximum, parts[i].maximum);
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, lanes));
-  for (int i = lane; i < splits.count; i += kWarpSize) sum += states[at + i].sum * weight_of(states[at + i], maximum);
+  for (int lanes = 16; lanes > 0; lanes /= 2)
+    merged.maximum = fmaxf(merged.maximum, __shfl_xor_sync(kFullMask, merged.maximum, lanes));
+#pragma unroll 1
+  for (int i = lane; i < count; i += kWarpSize) merged.sum += parts[i].sum * weight_of(parts[i], merged.maximum);
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kFullMask, sum, lanes);
+  for (int lanes = 16; lanes > 0; lanes /= 2) merged.sum += __shfl_xor_sync(kFullMask, merged.sum, lanes);
 
   const int octets = padded_head / OCTET, ways = THREADS / octets;
   const int column = thread % octets * OCTET, way = thread / octets;
+  const float* columns = partials + static_cast<long long>(blockIdx.x) * max_splits * padded_head + column;
   float total[OCTET] = {};
 #pragma unroll 4
-  for (int i = way; i < splits.count; i += ways) {
-    const float factor = weight_of(states[at + i], maximum);
-    const float* from = partials + (at + i) * padded_head + column;
-    const float4 low = bit_cast<float4>(load16(from)), high = bit_cast<float4>(load16(from + 4));
+  for (int i = way; i < count; i += ways) {
+    const float factor = weight_of(parts[i], merged.maximum);
+    const float4 low = bit_cast<float4>(load16(columns + static_cast<long long>(i) * padded_head));
+    const float4 high = bit_cast<float4>(load16(columns + static_cast<long long>(i) * padded_head + 4));
     total[0] += low.x * factor, total[1] += low.y * factor, total[2] += low.z * factor, total[3] += low.w * factor;
     total[4] += high.x * factor, total[5] += high.y * factor, total[6] += high.z * factor, total[7] += high.w * factor;
   }
@@ -245,12 +348,10 @@ reduce_splits(T* out, float* lse, const float* partials, const State* states, co
   for (int j = 0; j < OCTET; ++j) of_way[thread][j] = total[j];
   __syncthreads();
   if (way > 0) return;
+#pragma unroll 1
   for (int w = 1; w < ways; ++w)
 #pragma unroll
     for (int j = 0; j < OCTET; ++j) total[j] += of_way[w * octets + thread][j];
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll
-  for (int j = 0; j < OCTET; ++j) total[j] *= inverse;
-  store_octet(out + (token * num_heads + head) * head_size + column, total, head_size - column, head_size % OCTET == 0);
-  if (thread == 0) lse[token * num_heads + head] = natural_log_sum(maximum, sum);
+  const long long row = static_cast<long long>(sequences.token(seq)) * num_heads + head;
+  finish(out, lse, row, column, head_size, total, merged);
 }

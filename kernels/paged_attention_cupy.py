@@ -23,21 +23,26 @@ HEAD_SIZES = range(32, 257)
 PROGRAMS = 512
 SPLIT = 512  # keys; eight tiles, so that filling the pipeline and merging are paid for
 LEAST_SPLIT = 128
+# The table's width allows for more items of work than there are; a program that finds none costs about a microsecond of one
+# of an SM's few places, and this many are several for every place on any GPU.
+MAX_PROGRAMS = 2048
+TILE_BYTES = 32 * 1024  # of K and V per step: three programs per SM of an H200, each with as much in flight
 
 
 @dataclass(frozen=True, slots=True)
 class WarpClass:
-    """A class of paged_attention_warps.cuh: its name, the rows and the keys that a warp takes at a time."""
+    """A class of paged_attention_warps.cuh: its name, the query heads that a warp takes, the keys per step by default."""
 
     name: str
     rows: int
-    tile: int  # keys, the default: 16 or 8 for each of four warps, several times; 32 KB of K and V for a head of 128
+    tile: int
 
 
 def _warp_class(dtype: np.dtype, padded_head: int) -> WarpClass:
+    tile = min(64, TILE_BYTES // (2 * padded_head * dtype.itemsize))
     if dtype == np.float32:
-        return WarpClass(f"FmaWarp<{padded_head}>", rows=4, tile=32)
-    return WarpClass(f"MmaWarp<{C_TYPES[dtype.name]}, {padded_head}>", rows=16, tile=64)
+        return WarpClass(f"FmaWarp<{padded_head}>", rows=4, tile=tile)
+    return WarpClass(f"MmaWarp<{C_TYPES[dtype.name]}, {padded_head}>", rows=16, tile=tile)
 
 
 def paged_attention(
@@ -74,7 +79,8 @@ def paged_attention(
         partials = provider.empty((problem.num_seqs, heads, grid_splits, padded), np.float32)
         states = provider.empty((problem.num_seqs, heads, grid_splits, 2), np.float32)
     lengths = (problem.seq_lens, *strides_of(problem.seq_lens), problem.query_start, *strides_of(problem.query_start))
-    integers = (head_size, problem.block_size, problem.num_kv_heads, problem.group, row_tiles, row_warps, tile, split)
+    heads_of = (problem.num_seqs, problem.num_kv_heads, problem.group, row_tiles, row_warps)
+    integers = (head_size, problem.block_size, *heads_of, tile, split)
     vector = aligned16(problem.key_cache) and aligned16(problem.value_cache)
     args = (
         *(out, lse, partials, states),
@@ -91,10 +97,11 @@ def paged_attention(
     shared = shared_bytes(warp, padded, np.dtype(dtype).itemsize, tile, row_warps)
     if shared > kernel.max_dynamic_shared_size_bytes:
         kernel.max_dynamic_shared_size_bytes = shared
-    kernel((problem.num_seqs * grid_splits * problem.num_kv_heads * row_tiles,), (THREADS,), args, shared_mem=shared)
+    items = problem.num_seqs * grid_splits * problem.num_kv_heads * row_tiles
+    kernel((min(items, MAX_PROGRAMS),), (THREADS,), args, shared_mem=shared)
 
     if grid_splits > 1:
-        integers = (head_size, padded, heads, split, grid_splits)
+        integers = (head_size, padded, problem.num_seqs, heads, split, grid_splits)
         reduce_splits = device.kernel(SOURCE, f"reduce_splits<{C_TYPES[np.dtype(dtype).name]}>")
         args = (out, lse, partials, states, *lengths, *(np.int32(i) for i in integers))
         reduce_splits((problem.num_seqs * heads,), (THREADS,), args)

@@ -7,6 +7,7 @@
 //   FmaWarp<D>     float32, 4 rows, IEEE multiply-adds.
 // D is the head size padded to 64, 128 or 256. Both have
 //   Element, HEAD, ROWS, CHUNK                   the key tile is consumed CHUNK keys at a time
+//   PROGRAMS_PER_SM                              of four warps, that the registers must leave room for
 //   attend(query, row, key, value, visible, scale)   its rows begin at `row` of the query tile; key and value point at the
 //                                                chunk, of which `visible` keys exist; scale includes log2(e)
 //   store(weighted, states)                      float [ROWS][HEAD + MERGE_PAD], State [ROWS]
@@ -51,7 +52,7 @@ template <typename T, int D>
 class MmaWarp {
  public:
   using Element = T;
-  static constexpr int HEAD = D, ROWS = 16, CHUNK = 16;
+  static constexpr int HEAD = D, ROWS = 16, CHUNK = 16, PROGRAMS_PER_SM = D > 128 ? 2 : D > 64 ? 3 : 4;
 
   __device__ MmaWarp() : state_{{-kInfinity, 0.0f}, {-kInfinity, 0.0f}} {
 #pragma unroll
@@ -139,7 +140,7 @@ template <int D>
 class FmaWarp {
  public:
   using Element = float;
-  static constexpr int HEAD = D, ROWS = 4, CHUNK = 8;
+  static constexpr int HEAD = D, ROWS = 4, CHUNK = 8, PROGRAMS_PER_SM = 3;
 
   __device__ FmaWarp() {
 #pragma unroll
