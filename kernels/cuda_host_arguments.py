@@ -65,7 +65,7 @@ class KernelParam:
 
 
 class ArgumentBlock:
-    """One launch's arguments: the `address` of the pointers to their bytes, and the `ranges` and `buffers` they bring."""
+    """One launch's arguments: `address` of the pointers to their bytes; the `ranges` and `buffers` they bring."""
 
     def __init__(self, kernel: str, params: Sequence[KernelParam], args: Sequence[Any]) -> None:
         if len(args) != len(params):

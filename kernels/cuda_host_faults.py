@@ -95,7 +95,7 @@ def _memory_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], line: st
         detail = " (it is read-only)"
     if fault.kind == _INDEX:  # an array of known extent, in registers or shared memory: no address yet
         kind, size, address = "index", 0, fault.index
-        name = fault.object.decode().strip("'")
+        name = f"array {fault.object.decode()}".replace("'", "")
         extent = int(name.split("[")[1].split("]")[0]) if "[" in name else 0
         buffer = Buffer(name, 0, extent, 1, (extent,), (1,))
     return MemoryFault(

@@ -5,12 +5,13 @@
 #include <link.h>
 
 #include <algorithm>
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "cuda_host_runtime.hpp"
+
+extern "C" const cuda_host::Coordinates cuda_host_coordinates;
 
 namespace cuda_host {
 
@@ -29,8 +30,9 @@ struct Region {
 };
 
 struct Memory {
-  std::vector<Global> globals;  // sorted by lo
-  std::vector<Region> regions;  // sorted, disjoint: what this launch may touch besides stacks
+  std::vector<Global> globals;    // sorted by lo
+  std::vector<Region> regions;    // sorted, disjoint: what this launch may touch besides stacks
+  std::vector<Region> read_only;  // segments of the module that hold code and constants
   uintptr_t module_base = 0, module_lo = 0, module_hi = 0;
   uint64_t dynamic_bytes = 0;
 };
@@ -47,6 +49,13 @@ static void set_text(char* to, size_t size, const char* text) {
   snprintf(to, size, "%s", text == nullptr ? "" : text);
 }
 
+static bool is_coordinate(const Global& g) {  // threadIdx and its like
+  const auto& c = cuda_host_coordinates;
+  for (const uint32_t* p : {c.thread, c.block, c.block_dim, c.grid_dim})
+    if (g.lo == reinterpret_cast<uintptr_t>(p)) return true;
+  return false;
+}
+
 static uintptr_t dynamic_lo() { return reinterpret_cast<uintptr_t>(dynamic_shared); }
 
 static const Global* global_at_or_before(uintptr_t p) {
@@ -55,23 +64,21 @@ static const Global* global_at_or_before(uintptr_t p) {
   return after == memory.globals.begin() ? nullptr : &*(after - 1);
 }
 
+// Names the shared array or module variable that an access into the module was aimed at: the nearest one.
 static void describe_object(uintptr_t p) {
-  if (p >= dynamic_lo() && p < dynamic_lo() + kMaxShared) {
-    fault.space = kDynamicShared;
-    fault.object_lo = dynamic_lo(), fault.object_hi = dynamic_lo() + memory.dynamic_bytes;
-    set_text(fault.object, sizeof fault.object, "dynamic shared memory");
-    return;
-  }
-  const Global* g = global_at_or_before(p);
-  if (g == nullptr || p >= g->redzone_end) {  // the bytes just before a variable are nobody's either
-    auto next = g == nullptr ? memory.globals.begin() : memory.globals.begin() + (g - memory.globals.data()) + 1;
-    g = next != memory.globals.end() && next->lo - p < 64 ? &*next : nullptr;
-  }
-  if (g != nullptr) {
-    fault.space = g->shared ? kStaticShared : kModule;
-    fault.object_lo = g->lo, fault.object_hi = g->hi;
-    set_text(fault.object, sizeof fault.object, g->name);
-  }
+  if (p < memory.module_lo || p >= memory.module_hi) return;
+  uintptr_t nearest = UINTPTR_MAX;
+  auto consider = [&](uintptr_t lo, uintptr_t hi, uintptr_t reach, const char* name, Space space) {
+    const uintptr_t distance = p < lo ? lo - p : p < reach ? 0 : p - reach + 1;
+    if (distance >= nearest) return;
+    nearest = distance;
+    fault.space = space, fault.object_lo = lo, fault.object_hi = hi;
+    set_text(fault.object, sizeof fault.object, name);
+  };
+  for (const Global& g : memory.globals)
+    if (!is_coordinate(g)) consider(g.lo, g.hi, g.redzone_end, g.name, g.shared ? kStaticShared : kModule);
+  if (memory.dynamic_bytes > 0)
+    consider(dynamic_lo(), dynamic_lo() + memory.dynamic_bytes, dynamic_lo() + kMaxShared, "dynamic shared memory", kDynamicShared);
 }
 
 [[noreturn]] static void fail(FaultKind kind, uintptr_t p, size_t size, Access access, const void* pc) {
@@ -86,8 +93,6 @@ static void remember(const Region& region) {
   recent[0] = region;
 }
 
-static bool in_module(uintptr_t p, size_t size) { return p >= memory.module_lo && p + size <= memory.module_hi; }
-
 __attribute__((noinline, cold)) static void check_slowly(uintptr_t p, size_t size, Access access, const void* pc) {
   auto after = std::upper_bound(memory.regions.begin(), memory.regions.end(), p,
                                 [](uintptr_t address, const Region& r) { return address < r.lo; });
@@ -99,9 +104,10 @@ __attribute__((noinline, cold)) static void check_slowly(uintptr_t p, size_t siz
     }
   }
   // Constants that g++ does not register (string literals, tables of inline functions) may be read.
-  const bool shared = p + size > dynamic_lo() && p < dynamic_lo() + kMaxShared;
   const Global* g = global_at_or_before(p);
-  if (access == kLoad && in_module(p, size) && !shared && (g == nullptr || p >= g->redzone_end)) return;
+  if (access == kLoad && (g == nullptr || p >= g->redzone_end))
+    for (const Region& r : memory.read_only)
+      if (p >= r.lo && p + size <= r.hi) return;
   fail(kMemory, p, size, access, pc);
 }
 
@@ -155,29 +161,21 @@ void abort_kernel(const char* what, const char* file, int line) {
 
 static int find_module(dl_phdr_info* info, size_t, void*) {
   uintptr_t lo = UINTPTR_MAX, hi = 0;
+  std::vector<Region> read_only;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& segment = info->dlpi_phdr[i];
-    if (segment.p_type != PT_LOAD) continue;
-    lo = std::min<uintptr_t>(lo, info->dlpi_addr + segment.p_vaddr);
-    hi = std::max<uintptr_t>(hi, info->dlpi_addr + segment.p_vaddr + segment.p_memsz);
+    const uintptr_t start = info->dlpi_addr + segment.p_vaddr, stop = start + segment.p_memsz;
+    if (segment.p_type == PT_LOAD) lo = std::min(lo, start), hi = std::max(hi, stop);
+    // Constants with addresses in them are in a writable segment, which the loader protects once they are filled in.
+    if ((segment.p_type == PT_LOAD && !(segment.p_flags & PF_W)) || segment.p_type == PT_GNU_RELRO)
+      read_only.push_back({start, stop, false});
   }
   if (dynamic_lo() < lo || dynamic_lo() >= hi) return 0;
   memory.module_base = info->dlpi_addr, memory.module_lo = lo, memory.module_hi = hi;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& segment = info->dlpi_phdr[i];
-    if (segment.p_type != PT_LOAD) continue;
-    const uintptr_t start = info->dlpi_addr + segment.p_vaddr;
-    for (Global& g : memory.globals)
-      if (g.lo >= start && g.lo < start + segment.p_memsz) g.writable = (segment.p_flags & PF_W) != 0;
-  }
-  // Constant data that needs relocation sits in a writable segment until the loader protects it.
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& segment = info->dlpi_phdr[i];
-    if (segment.p_type != PT_GNU_RELRO) continue;
-    const uintptr_t start = info->dlpi_addr + segment.p_vaddr;
-    for (Global& g : memory.globals)
-      if (g.lo >= start && g.lo < start + segment.p_memsz) g.writable = false;
-  }
+  memory.read_only = read_only;
+  for (Global& g : memory.globals)
+    for (const Region& r : read_only)
+      if (g.lo >= r.lo && g.lo < r.hi) g.writable = false;
   return 1;
 }
 

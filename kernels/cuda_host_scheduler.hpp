@@ -11,8 +11,6 @@
 #include "cuda_host_memory.hpp"
 #include "cuda_host_runtime.hpp"
 
-extern "C" const cuda_host::Coordinates cuda_host_coordinates;
-
 namespace cuda_host {
 
 enum State : uint8_t { kReady, kAtBarrier, kAtCollective, kAtActiveMask, kExited };
@@ -182,9 +180,13 @@ static bool run_warp(int first) {
   }
 }
 
+static const char* barrier_name(BarrierKind kind) {
+  return kind == kCount ? "__syncthreads_count" : kind == kAnd ? "__syncthreads_and" : kind == kOr ? "__syncthreads_or" : "__syncthreads";
+}
+
 static const char* place(const Thread& t, char* to, size_t size) {
   if (t.state == kExited) snprintf(to, size, "exited");
-  else if (t.state == kAtBarrier) snprintf(to, size, "wait at __syncthreads, line %d", t.line);
+  else if (t.state == kAtBarrier) snprintf(to, size, "wait at %s, line %d", barrier_name(t.barrier_kind), t.line);
   else snprintf(to, size, "wait in %s with mask 0x%08x, line %d", t.operation->name, t.mask, t.line);
   return to;
 }

@@ -12,12 +12,12 @@ from pathlib import Path
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"].*$')
 _PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b")
-_ALIGN = r"(?:alignas\s*\([^;()]*(?:\([^()]*\))?[^;()]*\)|__align__\s*\([^()]*\))"
-# extern __shared__ [alignas(16)] float4 name[];
+_ALIGN = r"__align__\s*\([^()]*\)"
+# [alignas(16)] extern __shared__ [__align__(16)] float4 name[];
 _DYNAMIC_SHARED = re.compile(
-    rf"(?:{_ALIGN}\s*)?\bextern\s+(?:{_ALIGN}\s*)?__shared__\s+(?:{_ALIGN}\s*)?([\w:<>,\s]+?)\s*(?:{_ALIGN}\s*)?\b(\w+)\s*\[\s*\]\s*;"
+    rf"(?:(?:{_ALIGN}|alignas\s*\([^()]*(?:\([^()]*\))?[^()]*\))\s*)?\bextern\s+(?:{_ALIGN}\s*)?__shared__\s+(?:{_ALIGN}\s*)?"
+    rf"([\w:<>,\s]+?)\s*(?:{_ALIGN}\s*)?\b(\w+)\s*\[\s*\]\s*;"
 )
-_SHARED_ALIGNAS = re.compile(r"__shared__(\s+)alignas\s*\(")
 _GLOBAL_FUNCTION = re.compile(r"__global__\b(?P<between>[^;{}]*?)\b(?P<name>\w+)\s*\(", re.DOTALL)
 
 
@@ -81,7 +81,7 @@ def is_toolkit(folder: Path) -> bool:
 
 
 def _host_terms(code: str) -> str:
-    """Rewrites the two declarations that no macro can express, each within its own lines."""
+    """Rewrites the declarations that no macro can express, each within its own lines."""
 
     def dynamic(match: re.Match[str]) -> str:
         kind, name = match[1].strip(), match[2]
@@ -89,7 +89,6 @@ def _host_terms(code: str) -> str:
         return f"{kind}* const {name} = reinterpret_cast<{kind}*>(cuda_host::dynamic_shared);{lines}"
 
     code = _DYNAMIC_SHARED.sub(dynamic, code)
-    code = _SHARED_ALIGNAS.sub(r"__shared__\1__align__(", code)
     return re.sub(r"\bstatic(\s+)__shared__|__shared__(\s+)static\b", r"__shared__\1\2", code)
 
 

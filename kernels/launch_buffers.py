@@ -32,7 +32,7 @@ class MemoryFault(RuntimeError):  # noqa: N818  # a fault is what the kernel com
     """A kernel was about to access memory outside every buffer of its launch; the access did not happen.
 
     `buffer` is the nearest buffer (or None), `index` the element offset from its first element, `kind` one of
-    "load", "store", "atomic", `program` the program or block id, `thread` the CUDA thread (None for Triton).
+    "load", "store", "atomic" or "index" (of an array in registers, size 0), `program` the program or block id, `thread` the CUDA thread (None for Triton).
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class MemoryFault(RuntimeError):  # noqa: N818  # a fault is what the kernel com
         else:
             count = (buffer.stop - buffer.start) // buffer.itemsize
             what = f"buffer {buffer.name!r} at element {self.index} of {count}"
-        super().__init__(f"{kernel}: out-of-bounds {kind} of {size} bytes, {what}, by {where}{detail}")
+        width = f" of {size} bytes" if size else ""
+        super().__init__(f"{kernel}: out-of-bounds {kind}{width}, {what}, by {where}{detail}")
 
 
 class PointerTable(np.ndarray):
