@@ -1,0 +1,335 @@
+"""A state machine over the paged allocator: any order of calls, against a dictionary of every sequence's tokens.
+
+After every step each sequence is read back through its table, the blocks are counted, and a call that failed must have
+left no trace. The allocator and the memory it governs are arguments: the second may run real kernels.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagebench.properties.kv_blocks_model import Content, Contents
+from pagebench.properties.kv_blocks_store import MakeStore
+from pagebench.reference.kv_blocks import paged_waste
+from pagebench.reference.kv_blocks_paged import PagedAllocator
+from pagebench.reference.kv_blocks_pool import BlockPool, OutOfBlocksError
+
+MakeAllocator = Callable[..., PagedAllocator]
+
+TOKENS = st.lists(st.integers(0, 1), max_size=14)  # two letters: equal prefixes are common
+EXTRAS = st.sampled_from([(), (), ("lora",), (1,)])
+PLACED = st.dictionaries(st.integers(0, 9), st.sampled_from(["image", b"image"]), max_size=1)
+PICK = st.integers(0, 20)  # index into the live sequences, modulo their number
+PICKS = st.lists(PICK, min_size=1, max_size=3)
+
+
+class KVBlocksMachine(RuleBasedStateMachine):
+    """`make_allocator` takes PagedAllocator's arguments; `make_store(num_blocks, num_host_blocks, block_size)`."""
+
+    def __init__(self, make_allocator: MakeAllocator, make_store: MakeStore) -> None:
+        super().__init__()
+        self.make_allocator = make_allocator
+        self.make_store = make_store
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        num_blocks=st.integers(3, 14),
+        num_host_blocks=st.integers(1, 8),
+        null_block=st.booleans(),
+        prefix_caching=st.sampled_from([True, True, True, False]),
+    )
+    def start(
+        self, block_size: int, num_blocks: int, num_host_blocks: int, null_block: bool, prefix_caching: bool
+    ) -> None:
+        self.block_size = block_size
+        self.caching = prefix_caching
+        self.allocator = self.make_allocator(
+            num_blocks,
+            block_size,
+            num_host_blocks=num_host_blocks,
+            null_block=null_block,
+            prefix_caching=prefix_caching,
+        )
+        self.store = self.make_store(num_blocks, num_host_blocks, block_size)
+        self.contents = Contents()
+
+    # -- what the steps share
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.allocator.pool
+
+    @property
+    def host(self) -> BlockPool:
+        assert self.allocator.host is not None
+        return self.allocator.host
+
+    def pick(self, index: int, *, on_host: bool | None = None) -> int | None:
+        ids = [i for i, c in self.contents.sequences.items() if on_host is None or c.on_host == on_host]
+        return ids[index % len(ids)] if ids else None
+
+    def pick_group(self, indices: Sequence[int], *, on_host: bool) -> list[int]:
+        picked = (self.pick(index, on_host=on_host) for index in indices)
+        return list(dict.fromkeys(seq_id for seq_id in picked if seq_id is not None))
+
+    def distinct(self, group: Sequence[int]) -> int:
+        """Blocks that the group holds, shared ones counted once."""
+        live: set[int] = set()
+        for seq_id in group:
+            live.update(
+                self.allocator.block_table(seq_id)[self.contents.sequences[seq_id].dropped // self.block_size :]
+            )
+        return len(live)
+
+    def attempt(self, call: Callable[[], Any], fails: bool | None) -> Any:
+        """What `call` returns, None if memory is out; that must come as predicted (None: not predicted), and clean."""
+        before = self.allocator.snapshot()
+        try:
+            returned = call()
+        except OutOfBlocksError:
+            assert fails is not False, "refused although there was room"
+            assert self.allocator.snapshot() == before, "a failed call left a trace"
+            return None
+        assert fails is not True, "succeeded without the memory for it"
+        return returned
+
+    def rejected(self, call: Callable[[], Any]) -> None:
+        before = self.allocator.snapshot()
+        with pytest.raises(ValueError, match="must"):
+            call()
+        assert self.allocator.snapshot() == before, "a rejected call left a trace"
+
+    def write(self, seq_id: int, first: int) -> None:
+        """Write the values of positions `first` on through the table."""
+        values = self.contents.sequences[seq_id].values[first:]
+        slots = [self.allocator.slot(seq_id, first + i) for i in range(len(values))]
+        if slots:
+            self.store.write(slots, values)
+
+    def created(self, content: Content, known: bool) -> None:
+        """Create `content`'s sequence and write what is not shared."""
+        seq_id = next(self.contents.ids)
+        tokens: Any = content.tokens if known else len(content.tokens)
+        wanted = -(-len(content.tokens) // self.block_size)
+        findable = self.contents.findable(content, self.block_size) if self.caching else 0
+        fails = wanted > self.pool.num_available if not (known and self.caching) else None
+        if wanted - findable // self.block_size > self.pool.num_available:
+            findable = -1  # may fail or find more in the cache
+        shared = self.attempt(
+            lambda: self.allocator.create(seq_id, tokens, extras=content.extras, placed_extras=content.placed), fails
+        )
+        if shared is None:
+            assert findable == -1 or wanted > self.pool.num_available, "refused although there was room"
+            return
+        assert shared % self.block_size == 0, "part of a block was shared"
+        assert shared <= len(content.tokens), "more was shared than asked for"
+        assert shared >= findable, f"{shared} tokens shared where {findable} are there"
+        assert known or shared == 0, "shared without knowing the content"
+        self.contents.sequences[seq_id] = content
+        self.write(seq_id, shared)
+
+    # -- steps
+
+    @rule(tokens=TOKENS, extras=EXTRAS, placed=PLACED, known=st.sampled_from([True, True, False]))
+    def create(self, tokens: list[int], extras: Any, placed: dict[int, Any], known: bool) -> None:
+        placed = {at: extra for at, extra in placed.items() if at < len(tokens)}
+        self.created(self.contents.start(tokens, extras, placed, known), known)
+
+    @rule(pick=PICK, cut=st.integers(0, 14), more=st.lists(st.integers(0, 1), max_size=4))
+    def create_like(self, pick: int, cut: int, more: list[int]) -> None:
+        """A prompt that begins as a sequence there is, or as one that is over but still cached."""
+        seq_id = self.pick(pick)
+        if seq_id is not None:
+            source = self.contents.sequences[seq_id]
+            tokens = source.tokens[: max(0, len(source.tokens) - cut)] + more
+            placed = {at: extra for at, extra in source.placed.items() if at < len(tokens)}
+            self.created(self.contents.start(tokens, source.extras, placed, True), True)
+
+    @rule(
+        pick=PICK,
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5),
+        known=st.sampled_from([True] * 4 + [False]),
+    )
+    def append(self, pick: int, tokens: list[int], known: bool) -> None:
+        for token in tokens:
+            seq_id = self.pick(pick, on_host=False)
+            if seq_id is None or not self.append_one(seq_id, token, known):
+                return
+
+    def append_one(self, seq_id: int, token: int, known: bool) -> bool:
+        table = self.allocator.block_table(seq_id)
+        position = self.allocator.length(seq_id)
+        full = position % self.block_size == 0
+        copies = not full and self.pool.references(table[-1]) > 1
+        fails = (full or copies) and self.pool.num_available == 0
+        pairs = self.attempt(lambda: self.allocator.append(seq_id, token if known else None), fails)
+        if pairs is None:
+            return False
+        assert len(pairs) == copies, f"{len(pairs)} blocks to copy, expected {int(copies)}"
+        assert not copies or pairs[0][0] == table[-1], "copies another block than the one written to"
+        if pairs:
+            self.store.copy(pairs)
+        self.contents.extend(self.contents.sequences[seq_id], token, known)
+        self.write(seq_id, position)
+        return True
+
+    @rule(pick=PICK)
+    def fork(self, pick: int) -> None:
+        seq_id = self.pick(pick)
+        if seq_id is not None:
+            new_id, free = next(self.contents.ids), self.pool.num_available
+            self.allocator.fork(seq_id, new_id)
+            assert self.pool.num_available == free, "a fork took memory"
+            self.contents.sequences[new_id] = self.contents.fork(seq_id)
+
+    @rule(pick=PICK)
+    def free(self, pick: int) -> None:
+        seq_id = self.pick(pick)
+        if seq_id is not None:
+            self.allocator.free(seq_id)
+            del self.contents.sequences[seq_id]
+            self.rejected(lambda: self.allocator.free(seq_id))
+
+    @precondition(lambda self: self.pool.null_block is not None)
+    @rule(pick=PICK, keep=st.integers(0, 6))
+    def drop_before(self, pick: int, keep: int) -> None:
+        """A window of `keep` tokens slides to the end of a sequence."""
+        seq_id = self.pick(pick, on_host=False)
+        if seq_id is not None:
+            content = self.contents.sequences[seq_id]
+            position = max(0, len(content.tokens) - keep)
+            self.allocator.drop_before(seq_id, position)
+            content.dropped = max(content.dropped, position // self.block_size * self.block_size)
+
+    @rule(count=st.integers(0, 4))
+    def evict(self, count: int) -> None:
+        cached = self.pool.num_cached
+        evicted = self.allocator.evict(count)
+        assert len(evicted) == min(count, cached), "evicted another number than asked for"
+        assert self.pool.num_cached == cached - len(evicted)
+
+    @rule(picks=PICKS)
+    def swap_out(self, picks: list[int]) -> None:
+        group = self.pick_group(picks, on_host=False)
+        self.swapped(group, "out", self.distinct(group) > self.host.num_available)
+
+    @rule(picks=PICKS)
+    def swap_in(self, picks: list[int]) -> None:
+        group = self.pick_group(picks, on_host=True)
+        self.swapped(group, "in", self.distinct(group) > self.pool.num_available)
+
+    def swapped(self, group: list[int], direction: Any, fails: bool) -> None:
+        move = self.allocator.swap_out if direction == "out" else self.allocator.swap_in
+        expected = self.distinct(group)
+        pairs = self.attempt(lambda: move(group), fails)
+        if pairs is None:
+            return
+        assert len(pairs) == expected, "a shared block was not swapped exactly once"
+        if pairs:
+            self.store.swap(pairs, direction)
+        for seq_id in group:
+            self.contents.sequences[seq_id].on_host = direction == "out"
+
+    @rule(pick=PICK)
+    def bad_calls(self, pick: int) -> None:
+        """What must be rejected whatever the state."""
+        unknown = next(self.contents.ids)
+        for call in (
+            lambda: self.allocator.append(unknown, 0),
+            lambda: self.allocator.free(unknown),
+            lambda: self.allocator.fork(unknown, unknown + 1),
+            lambda: self.allocator.swap_out([unknown]),
+            lambda: self.allocator.swap_in([unknown]),
+            lambda: self.allocator.create(unknown, -1),
+            lambda: self.allocator.create(unknown, [1 << 63]),
+            lambda: self.allocator.create(unknown, [0], extras=(1.5,)),  # type: ignore[arg-type]  # that is the point
+            lambda: self.allocator.create(unknown, [0], placed_extras={1: "image"}),
+        ):
+            self.rejected(call)
+        seq_id = self.pick(pick)
+        if seq_id is None:
+            return
+        on_host = self.contents.sequences[seq_id].on_host
+        self.rejected(lambda: self.allocator.create(seq_id, []))
+        self.rejected(lambda: self.allocator.fork(seq_id, seq_id))
+        self.rejected(lambda: (self.allocator.swap_in if not on_host else self.allocator.swap_out)([seq_id]))
+        self.rejected(lambda: (self.allocator.swap_in if on_host else self.allocator.swap_out)([seq_id, seq_id]))
+        if on_host:
+            self.rejected(lambda: self.allocator.append(seq_id, 0))
+
+    @rule()
+    def too_large(self) -> None:
+        """A prompt that no emptying could make room for."""
+        size = (self.pool.num_blocks + 1) * self.block_size
+        self.attempt(lambda: self.allocator.create(next(self.contents.ids), size), True)
+
+    @precondition(lambda self: len(self.contents.sequences) > 3)
+    @rule()
+    def free_all(self) -> None:
+        """Nothing leaks: everything is free or cached, and the whole pool can be handed out once more."""
+        for seq_id in list(self.contents.sequences):
+            self.allocator.free(seq_id)
+        self.contents.sequences.clear()
+        usable = self.pool.num_blocks - (self.pool.null_block is not None)
+        assert self.pool.num_available == usable, "blocks leaked"
+        assert self.host.num_available == self.host.num_blocks, "host blocks leaked"
+        blocks = self.pool.allocate(usable)
+        assert sorted(blocks) == sorted(set(range(self.pool.num_blocks)) - {self.pool.null_block}), "handed out twice"
+        self.pool.free(blocks)
+
+    # -- what holds after every step
+
+    @invariant()
+    def contents_read_back(self) -> None:
+        for seq_id, content in self.contents.sequences.items():
+            table = self.allocator.block_table(seq_id)
+            start = content.dropped
+            self.store.expect(table, start, content.values[start:], on_host=content.on_host)
+
+    @invariant()
+    def waste_is_exact(self) -> None:
+        for seq_id, content in self.contents.sequences.items():
+            length = len(content.tokens)
+            waste = self.allocator.waste(seq_id)
+            assert self.allocator.length(seq_id) == length
+            assert waste == paged_waste(length, self.block_size), "waste is not ceil(S / b) * b - S"
+            assert 0 <= waste <= self.block_size - 1, "a whole block is wasted"
+
+    @invariant()
+    def blocks_are_conserved(self) -> None:
+        for pool, on_host in ((self.pool, False), (self.host, True)):
+            held = self.counted(on_host)
+            assert pool.num_held == len(held), "held blocks are not those of the tables"
+            assert pool.num_references == held.total(), "references are not those of the tables"
+            assert pool.num_shared == sum(count > 1 for count in held.values()), "shared blocks miscounted"
+            assert all(pool.references(block) == count for block, count in held.items()), "a reference is lost"
+            null = pool.null_block is not None
+            assert pool.num_free + pool.num_held + pool.num_cached + null == pool.num_blocks, "a block is lost"
+        self.allocator.check()
+
+    def counted(self, on_host: bool) -> Counter[int]:
+        """References by block, from the tables alone."""
+        held: Counter[int] = Counter()
+        for seq_id, content in self.contents.sequences.items():
+            if content.on_host == on_host:
+                table = self.allocator.block_table(seq_id)
+                dropped = content.dropped // self.block_size
+                assert all(block == self.pool.null_block for block in table[:dropped]), "a dropped block is not null"
+                held.update(table[dropped:])
+        assert on_host or self.pool.null_block not in held, "the null block was handed out"
+        return held
+
+    @invariant()
+    def sharing_counts_once(self) -> None:
+        usage = self.allocator.usage()
+        written: dict[int, int] = {}
+        for seq_id, content in self.contents.sequences.items():
+            if not content.on_host:
+                for position in range(content.dropped, len(content.tokens)):
+                    written[self.allocator.slot(seq_id, position)] = content.values[position]
+        assert usage.used == len(written), "a shared slot was not counted once"
+        assert usage.used + usage.internal_waste == usage.held * self.block_size
