@@ -6,6 +6,7 @@ where; what nothing has used for 30 days is dropped.
 """
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -137,7 +138,8 @@ def _headers_identity() -> str:
 def _runtime_object() -> Path:
     key = _digest(*(_text(name) for name in _RUNTIME_SOURCES), *_RUNTIME_FLAGS, *compiler())
     command = [*_RUNTIME_FLAGS, "-c", str(_HERE / "cuda_host_runtime.cpp"), "-o"]
-    return _cached(f"runtime-{key}.o", lambda target: _run([*command, str(target)]))
+    with _one_builder("runtime"):
+        return _cached(f"runtime-{key}.o", lambda target: _run([*command, str(target)]))
 
 
 def _precompiled_headers() -> Path:
@@ -150,7 +152,8 @@ def _precompiled_headers() -> Path:
         _run([*_KERNEL_FLAGS, *includes, "-x", "c++-header", str(_HERE / "cuda_host.hpp"), "-o",
               str(target / "cuda_host.hpp.gch")])  # fmt: skip
 
-    return _cached(f"headers-{key}", compile_to)
+    with _one_builder("headers"):
+        return _cached(f"headers-{key}", compile_to)
 
 
 @functools.cache
@@ -177,6 +180,14 @@ def _cached(name: str, make: Callable[[Path], None]) -> Path:
             if not path.exists():
                 raise
     return path
+
+
+@contextlib.contextmanager
+def _one_builder(part: str) -> Iterator[None]:
+    """Lets one process at a time build what all need: the others wait for it instead of doing the same work."""
+    with (cache_dir() / f"{part}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _drop_unused() -> None:
