@@ -4,13 +4,14 @@
 process, kernels of other packages included:
 
 - bfloat16 and float8 operands are decoded before arithmetic, comparisons, reductions, dots and atomics; results and
-  casts round as the GPU does (`triton_numerics`, `triton_builder`);
+  casts round as the GPU does (`triton_numerics`, `triton_builder`, `triton_reductions`);
 - float32 `/` is the multiplication by a rounded reciprocal that it compiles to, `exp(x)` is `exp2(x * log2(e))`, and
   exp2, sqrt and rsqrt flush subnormal numbers;
 - float arguments are float32 tensors, as compiled kernels get them; a float32 `tl.dot` reads its operands as TF32
   unless `input_precision="ieee"`; float to integer saturates;
 - `and`, `or`, `not`, `min`, `max`, loop variables and conditions mean what the compiler makes of them
   (`triton_rewrite`);
+- libdevice functions run (`triton_libdevice`);
 - an access outside the launch's buffers raises `MemoryFault` and does not happen (`triton_memory`);
 - a launch on CPU tensors copies nothing (`triton_launch`), and operations cost a fifth (`triton_language`).
 
@@ -56,7 +57,14 @@ def _install(overflow: bool) -> None:
     from triton.backends.nvidia.compiler import min_dot_size
     from triton.runtime import interpreter
 
-    from pagebench.kernels import triton_builder, triton_language, triton_launch, triton_rewrite
+    from pagebench.kernels import (
+        triton_builder,
+        triton_language,
+        triton_launch,
+        triton_libdevice,
+        triton_reductions,
+        triton_rewrite,
+    )
 
     interpreter.interpreter_builder.__class__ = triton_builder.Builder
     interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(None)
@@ -66,10 +74,11 @@ def _install(overflow: bool) -> None:
     vars(interpreter).update(triton_rewrite.KERNEL_NAMES)  # its module-level names are what rewritten kernels see
     interpreter._convert_float = triton_builder.convert_float
     interpreter._get_np_dtype = triton_builder.np_dtype
-    interpreter.ReduceOps = triton_builder.ReduceOps
-    interpreter.ScanOps = triton_builder.ScanOps
+    interpreter.ReduceOps = triton_reductions.ReduceOps
+    interpreter.ScanOps = triton_reductions.ScanOps
     interpreter.GridExecutor = triton_launch.Launch
     interpreter._implicit_cvt = triton_launch.convert
+    triton_libdevice.install()
     interpreter.InterpretedFunction.__call__ = triton_launch.call_device_function
 
 

@@ -17,10 +17,8 @@ Program = tuple[int, int, int]
 Observer = Callable[[str, Array, int, Program], None]
 observers: list[Observer] = []
 
-_MACHINERY = tuple(
-    str(Path(__file__).with_name(f"triton_{part}.py"))
-    for part in ("memory", "builder", "language", "launch", "rewrite")
-)
+_OWN = ("builder", "language", "launch", "libdevice", "memory", "reductions", "rewrite")
+_MACHINERY = tuple(str(Path(__file__).with_name(f"triton_{part}.py")) for part in _OWN)
 
 
 class LiveBuffers:

@@ -15,6 +15,7 @@ INTERPRETED = activate()
 import torch  # noqa: E402  # triton must not be imported before activate(), and torch may import it
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from triton.language.extra import libdevice  # noqa: E402
 
 from pagebench.kernels import triton_numerics  # noqa: E402
 
@@ -486,6 +487,23 @@ def test_division_is_approximate_and_div_rn_is_not() -> None:
     binary_kernel[(1,)](three, x, quotient, "div", N=1024)
     assert 0 < (quotient != torch.div(three, x)).sum() < 512
     assert run_math("div_rn", *x.tolist()) == (1.0 / x).tolist()
+
+
+@triton.jit
+def libdevice_kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    tl.store(y + i, libdevice.tanh(a))
+    tl.store(y + N + i, libdevice.float2int_rn(a))
+    tl.store(y + 2 * N + i, libdevice.pow(a, 2.0))
+
+
+def test_libdevice_functions_run() -> None:
+    x, y = torch.tensor([-INF, -0.5, 2.5, 3.5]), torch.empty(3, 4)
+    libdevice_kernel[(1,)](x, y, N=4)
+    torch.testing.assert_close(y[0], torch.tanh(x))
+    assert y[1].tolist() == [-(2.0**31), 0.0, 2.0, 4.0]
+    assert y[2].tolist() == [INF, 0.25, 6.25, 12.25]
 
 
 @triton.jit
