@@ -5,6 +5,8 @@ Triton first, is shared: this links the packages of asv's own Python into a fold
 folder in a `.pth` file. What belongs to this project is left out. A module that the measured commit does not have yet
 must be missing there, not silently come from the working copy, which the namespace package `pagebench` would allow.
 
+The folder is also made one of `site.getsitepackages()`, where CuPy looks for NVIDIA's libraries.
+
 `asv.conf.json` runs it with the environment's own Python: python bench/_asv_env.py ENVIRONMENT_FOLDER
 """
 
@@ -24,8 +26,9 @@ ENVIRONMENT_OWN = ("pip", "setuptools", "wheel", "pkg_resources", "_distutils_ha
 
 def share(environment: Path) -> Path:
     """Link the shared packages below `environment`; the folder of links. RuntimeError if asv's Python is not found."""
-    links = environment / "shared-packages"
-    links.mkdir(exist_ok=True)
+    prefix = environment / "shared"
+    links = prefix / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    links.mkdir(parents=True, exist_ok=True)
     wanted = {entry.name: entry for folder in reversed(_package_folders()) for entry in _entries(folder)}
     for link in links.iterdir():
         if link.name not in wanted or link.readlink() != wanted[link.name]:
@@ -33,7 +36,8 @@ def share(environment: Path) -> Path:
     for name, target in wanted.items():
         if not (links / name).is_symlink():
             (links / name).symlink_to(target)
-    (Path(sysconfig.get_path("purelib")) / "pagebench-shared.pth").write_text(f"{links}\n")
+    lines = f"{links}\nimport site; site.PREFIXES.append({str(prefix)!r})\n"
+    (Path(sysconfig.get_path("purelib")) / "pagebench-shared.pth").write_text(lines)
     return links
 
 

@@ -34,6 +34,10 @@ _FETCHING_TAG = re.compile(r"<(?:script|link|img|iframe)\b[^>]*>", re.IGNORECASE
 _CDN_ATTRIBUTES = re.compile(r"""\s+(?:integrity|crossorigin|referrerpolicy)=(["'])[^"']*\1""")
 
 
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
 class HistoryError(RuntimeError):
     """The history cannot be published; the message says what to do about it."""
 
@@ -51,7 +55,7 @@ class Coverage:
         total = len(self.shown) + len(self.missing)
         text = f"{len(self.shown)} of {total} measured commits are on {self.branch} and shown"
         if self.missing:
-            names = ", ".join(commit[:8] for commit in self.missing[:5]) + (", ..." if len(self.missing) > 5 else "")
+            names = _first_few([commit[:8] for commit in self.missing])
             remedy = "this clone is shallow: git fetch --unshallow" if self.shallow else "they are on other branches"
             text += f"; not shown: {names} ({remedy})"
         return text
@@ -76,6 +80,7 @@ def publish(html_dir: Path, config: Path = CONFIG) -> Path:
             json.dumps(settings | {"branches": [found.branch], "html_dir": str(staged), "version": 1})
         )
         _run_asv(own_config)
+        drop_empty_series(staged)
         make_self_contained(staged)
         _check_replaceable(html_dir)
         shutil.rmtree(html_dir, ignore_errors=True)
@@ -101,6 +106,32 @@ def measured_commits(results_dir: Path) -> list[str]:
     """Full hashes of the commits with stored results, of every machine, each once."""
     files = [path for path in sorted(results_dir.glob("*/*.json")) if path.name != "machine.json"]
     return list(dict.fromkeys(json.loads(path.read_text())["commit_hash"] for path in files))
+
+
+def drop_empty_series(html_dir: Path) -> list[str]:
+    """Take benchmarks without any figure off the published page, as device times are before a GPU ran; their names.
+
+    asv lists them as empty frames, and asks for graphs that it has not written.
+    """
+    index_file = html_dir / "index.json"
+    index = json.loads(index_file.read_text())
+    empty = [name for name in index["benchmarks"] if not _has_figures(html_dir / "graphs" / "summary" / f"{name}.json")]
+    if not empty:
+        return []
+    names = _first_few(empty)
+    print(
+        f"{len(empty)} of {len(index['benchmarks'])} benchmarks have no figure yet and are left out: {names}",
+        file=sys.stderr,
+    )
+    index["benchmarks"] = {name: value for name, value in index["benchmarks"].items() if name not in empty}
+    index_file.write_text(json.dumps(index))
+    for listing in html_dir.glob("graphs/**/summary.json"):
+        listing.write_text(json.dumps([row for row in json.loads(listing.read_text()) if row["name"] not in empty]))
+    return empty
+
+
+def _has_figures(graph: Path) -> bool:
+    return graph.is_file() and any(value is not None for _, value in json.loads(graph.read_text()))
 
 
 def make_self_contained(html_dir: Path) -> None:

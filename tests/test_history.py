@@ -2,13 +2,16 @@
 
 import base64
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +60,8 @@ class Page:
     def wait_for(self, script: str, seconds: float = 20.0) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if value := self.evaluate(script):
+            # Until the page's scripts are there, what the script refers to is not.
+            if value := self.evaluate(f"(() => {{ try {{ return {script} }} catch {{ return false }} }})()"):
                 return value
             time.sleep(0.05)
         raise AssertionError(f"still false after {seconds} s: {script}; errors {self.errors}")
@@ -182,6 +186,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "codegen.Codegen.track_registers", parameters, ["provider", "workload"]
         ),
         "kv_blocks.track_waste": benchmark("kv_blocks.track_waste", [], []),
+        "dequant.OnDevice.track_seconds": benchmark(
+            "dequant.OnDevice.track_seconds", parameters, ["provider", "workload"]
+        ),
+        "dequant.OnDevice.track_never_ran": benchmark("dequant.OnDevice.track_never_ran", [], []),
         "version": 2,
     }
     (root / "results" / "asv" / "benchmarks.json").write_text(json.dumps(described))
@@ -204,6 +212,7 @@ def store_result(folder: Path, commit: str, i: int, machine: dict[str, str]) -> 
         "results": {
             "codegen.Codegen.track_registers": [registers, parameters, "1", 0, 0.1],
             "kv_blocks.track_waste": [[WASTE[i]], [], "1", 0, 0.1],
+            "dequant.OnDevice.track_seconds": [[None, None], parameters, "1", 0, 0.1],  # n/a: no GPU
         },
         "durations": {},
         "version": 2,
@@ -223,12 +232,12 @@ def html(project: Path) -> Path:
     return project / "html"
 
 
-def plotted(page: Page) -> dict[str, list[float]]:
-    """The points of every series in the page's main plot, as flot drew them, by the series' label."""
+def plotted(page: Page) -> list[list[float]]:
+    """The points of every series in the page's main plot, as flot drew them."""
     page.wait_for("$('#main-graph').data('plot') && $('#main-graph').data('plot').getData().length > 0")
     script = """$('#main-graph').data('plot').getData().map(series =>
-        [series.label || '', series.data.filter(point => point[1] !== null).map(point => point[1])])"""
-    return dict(page.evaluate(script))
+        series.data.map(point => point[1]).filter(value => value !== null))"""
+    return [list(points) for points in page.evaluate(script)]
 
 
 def painted(page: Page) -> int:
@@ -243,27 +252,28 @@ def stayed_local(page: Page, url: str) -> None:
     assert page.requests, "nothing was recorded, so nothing was checked"
     outside = [request for request in page.requests if not request.startswith((f"{url}/", "data:", "about:"))]
     assert not outside
-    assert not page.errors
+    assert page.errors == []
 
 
 @needs_browser
 def test_page_shows_summary_and_plots_without_a_network(html: Path, tmp_path: Path) -> None:
     with served(html) as url, browser(tmp_path / "profile") as page:
         page.open(f"{url}/index.html")
-        page.wait_for("window.$ && $('#summarygrid-display .benchmark-plot').length >= 2")
+        page.wait_for("$('#summarygrid-display .benchmark-plot').length >= 2")
         grid = page.evaluate("$('#summarygrid-display').text()")
         assert "track_registers" in grid
         assert "track_waste" in grid
+        assert "OnDevice" not in grid
         page.open(f"{url}/index.html#kv_blocks.track_waste")
         page.wait_for("$('#main-graph').data('plot') && $('#graph-display').is(':visible')")
-        assert list(plotted(page).values()) == [WASTE]
+        assert plotted(page) == [WASTE]
         assert painted(page) > 1000
 
         page.open(f"{url}/index.html#codegen.Codegen.track_registers")
         page.wait_for("$('#main-graph').data('plot').getData().length == 2")
-        series = plotted(page)
-        assert sorted(series.values()) == [[40, 48], [64, 66, 66]]
-        assert any("triton" in label for label, points in series.items() if points == [64, 66, 66]) or "" in series
+        assert plotted(page) == [[64, 66, 66], [40, 48]]
+        labels = page.evaluate("$('#main-graph').data('plot').getData().map(series => series.label)")
+        assert labels == ["provider-triton", "provider-cupy"]
         page.screenshot(tmp_path / "plot.png")
 
         page.open(f"{url}/index.html#summarylist")
@@ -279,34 +289,87 @@ def test_browser_has_no_network(html: Path, tmp_path: Path) -> None:
     """The test above means something: this browser reports what tries to leave, and nothing leaves."""
     with served(html) as url, browser(tmp_path / "profile") as page:
         page.open(f"{url}/index.html")
-        page.wait_for("window.$ && $('#summarygrid-display').length")
+        page.wait_for("$('#summarygrid-display').length")
         page.open("http://example.org/")
         page.wait_for("document.readyState == 'complete' && location.href != 'about:blank'")
         with pytest.raises(AssertionError):
             stayed_local(page, url)
 
 
+Case = tuple[str, ...]  # a benchmark's parameters, as asv writes them
+
+
+def stored_series(results: Path, machine: str, name: str, commits: list[str]) -> dict[Case, list[float]]:
+    """The finite figures of benchmark `name` on `machine` by its parameters, in the order of `commits`."""
+    version = json.loads((results / "benchmarks.json").read_text())[name]["version"]
+    series: dict[Case, dict[str, float]] = {}
+    for path in (results / machine).glob("*.json"):
+        stored = json.loads(path.read_text())
+        row = stored.get("results", {}).get(name)
+        columns: dict[str, Any] = dict(zip(stored.get("result_columns", []), row or [], strict=False))
+        if columns.get("version") != version or stored["commit_hash"] not in commits:
+            continue
+        cases: list[Case] = list(itertools.product(*columns["params"]))
+        for case, value in zip(cases, columns["result"] or [], strict=False):
+            if value is not None and math.isfinite(value):
+                series.setdefault(case, {})[stored["commit_hash"]] = value
+    return {case: [points[c] for c in commits if c in points] for case, points in series.items()}
+
+
+def shown_series(page: Page, url: str, name: str, machine: str, case: Case, expected: list[float]) -> list[float]:
+    """Points of the one series that is left when every parameter is chosen; `expected` are given time to arrive."""
+    names = page.evaluate(f"$.asv.main_json.benchmarks[{json.dumps(name)}].param_names")
+    chosen = {"machine": machine} | {f"p-{n}": value for n, value in zip(names, case, strict=True)}
+    page.open(f"{url}/index.html#{name}?{urllib.parse.urlencode(chosen, quote_via=urllib.parse.quote)}")
+    page.wait_for(f"$('#title').text().includes({json.dumps(name)})")
+    deadline = time.monotonic() + 15
+    while (series := plotted(page)) != [pytest.approx(expected)] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(series) == 1, series
+    return series[0]
+
+
 @needs_browser
 def test_projects_own_results_show(tmp_path: Path) -> None:
-    """Every stored figure of a benchmark of this repository's results, in the plot of each machine."""
+    """The figures stored in this repository are the points of their plots, for each machine."""
     try:
         found = _history.coverage()
     except _history.HistoryError as error:
         pytest.skip(f"no results stored yet: {error}")
     if not found.shown:
         pytest.skip(f"no results stored yet for this history: {found}")
-    index = _history.publish(tmp_path / "html")
-    data = json.loads((index.parent / "index.json").read_text())
-    names = sorted(data["benchmarks"])
-    assert names
-    with served(index.parent) as url, browser(tmp_path / "profile") as page:
+    compare_with_plots(_history.CONFIG, tmp_path)
+
+
+def compare_with_plots(config: Path, tmp_path: Path, benchmarks_of_a_machine: int = 4) -> None:
+    """Some benchmarks of every machine, the first and the last of each one's series."""
+    results = config.parent / "results" / "asv"
+    html = _history.publish(tmp_path / "html", config).parent
+    revisions = json.loads((html / "index.json").read_text())["revision_to_hash"]
+    shown = _history.coverage(config).shown
+    commits = [commit for _, commit in sorted(revisions.items(), key=lambda item: int(item[0])) if commit in shown]
+    names = sorted(set(json.loads((results / "benchmarks.json").read_text())) - {"version"})
+    compared = 0
+    with served(html) as url, browser(tmp_path / "profile") as page:
         page.open(f"{url}/index.html")
-        page.wait_for(f"window.$ && $('#summarygrid-display .benchmark-plot').length >= {len(names)}")
-        for name in (names[0], names[-1]):
-            page.open(f"{url}/index.html#{name}")
-            page.wait_for("$('#main-graph').data('plot') && $('#graph-display').is(':visible')")
+        page.wait_for("$('#summarygrid-display .benchmark-plot').length")
+        for machine in sorted(path.name for path in results.iterdir() if path.is_dir()):
+            stored = {name: stored_series(results, machine, name, commits) for name in names}
+            filled = [name for name in names if stored[name]]
+            for name in filled[:: max(len(filled) // benchmarks_of_a_machine, 1)]:
+                cases = list(stored[name])
+                for case in dict.fromkeys([cases[0], cases[-1]]):
+                    points = shown_series(page, url, name, machine, case, stored[name][case])
+                    assert points == pytest.approx(stored[name][case]), (machine, name, case)
+                    compared += 1
         page.screenshot(tmp_path / "own.png")
         stayed_local(page, url)
+    assert compared
+
+
+@needs_browser
+def test_every_plot_shows_what_is_stored(project: Path, tmp_path: Path) -> None:
+    compare_with_plots(project / "asv.conf.json", tmp_path)
 
 
 def test_nothing_fetched_from_elsewhere(html: Path) -> None:
