@@ -69,7 +69,7 @@ def _entry_point_installed() -> bool:
     return any(entry.name == "pagebench" for entry in entry_points(group="pytest11"))
 
 
-def time_workloads(names: Sequence[str]) -> dict[str, Any]:
+def workload_times(names: Sequence[str]) -> dict[str, Any]:
     """Every workload on both providers, in this process."""
     from bench.run import as_json, copy_roof, measure
     from bench.workloads import WORKLOADS
@@ -81,7 +81,7 @@ def time_workloads(names: Sequence[str]) -> dict[str, Any]:
 
 
 def run_timings(names: Sequence[str], out: Path, deadline: float) -> list[dict[str, Any]]:
-    """`time_workloads` in PROCESSES fresh processes, as far as the deadline allows."""
+    """`workload_times` in PROCESSES fresh processes, as far as the deadline allows."""
     results = []
     for number in range(PROCESSES):
         path, left = out / f"times-{number}.json", deadline - time.perf_counter()
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_GPU
     names = chosen.workload or list(WORKLOADS)
     if chosen.times_only:
-        chosen.times_only.write_text(json.dumps(time_workloads(names)))
+        chosen.times_only.write_text(json.dumps(workload_times(names)))
         return 0
     deadline = time.perf_counter() + BUDGET_S
     chosen.out.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._codegen import Recording, record
+from bench._machine import pin
 from bench._measure import Throughput, Verdict, freed_after, throughput, verdict
 from bench._table import table
 from bench.workloads import WORKLOADS, Workload
@@ -163,6 +164,7 @@ def store_history(machine: str) -> int:
     """Measure the checked-out commit with asv, into results/asv/<machine>."""
     if commit().endswith("-dirty"):
         print("note: asv measures the commit, not the uncommitted changes in the working tree", file=sys.stderr)
+    pin(machine, ROOT / "results" / "asv")
     command = ["asv", "run", "HEAD^!", "--machine", machine, "--launch-method", "forkserver", "--show-stderr"]
     return subprocess.run([sys.executable, "-m", *command], cwd=ROOT).returncode
 
