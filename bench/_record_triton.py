@@ -77,7 +77,7 @@ class _StandInDriver:
         return 0
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(
+        raise AttributeError(
             f"a launcher asked the GPU driver for {name!r}, which a recording without a GPU cannot answer "
             "(an autotuned kernel times its candidates: give it a fixed configuration)"
         )

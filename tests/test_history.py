@@ -1,6 +1,5 @@
 """The web history without a network, seen through a browser: its summary, and plots that show the stored results."""
 
-import base64
 import hashlib
 import itertools
 import json
@@ -19,126 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headless_browser import BROWSER, Page, browser
 
 from bench import _history
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 
-# Two benchmarks as asv stores them: a figure with parameters (None: n/a, and inf shows as no point), and one without.
+# Two benchmarks as asv stores them: a figure with parameters (None: n/a), and one without.
 REGISTERS: dict[str, list[int | None]] = {"('triton', 'decode')": [64, 66, 66], "('cupy', 'decode')": [40, None, 48]}
 WASTE = [1.5, 1.25, 1.75]
-
-
-class Page:
-    """A tab of a headless browser that can reach 127.0.0.1 and nothing else; the DevTools protocol over two pipes."""
-
-    def __init__(self, to_browser: int, from_browser: int) -> None:
-        self._to, self._from = os.fdopen(to_browser, "wb"), os.fdopen(from_browser, "rb")
-        self._id, self._session = 0, ""
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Network", "Runtime", "Log"):
-            self._call(f"{domain}.enable")
-
-    def close(self) -> None:
-        self._session = ""
-        self._call("Browser.close")
-        self._to.close()
-        self._from.close()
-
-    def open(self, url: str) -> None:
-        self._call("Page.navigate", url=url)
-
-    def evaluate(self, script: str) -> Any:
-        result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in result, result["exceptionDetails"]
-        return result["result"].get("value")
-
-    def wait_for(self, script: str, seconds: float = 20.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            # Until the page's scripts are there, what the script refers to is not.
-            if value := self.evaluate(f"(() => {{ try {{ return {script} }} catch {{ return false }} }})()"):
-                return value
-            time.sleep(0.05)
-        raise AssertionError(f"still false after {seconds} s: {script}; errors {self.errors}")
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
-
-    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._id += 1
-        message = {"id": self._id, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        self._to.write(json.dumps(message).encode() + b"\0")
-        self._to.flush()
-        while True:
-            answer = self._read()
-            if answer.get("id") == self._id:
-                assert "error" not in answer, (method, answer["error"])
-                return dict(answer["result"])
-            self._note(answer)
-
-    def _read(self) -> dict[str, Any]:
-        data = bytearray()
-        while (byte := self._from.read(1)) != b"\0":
-            assert byte, "the browser ended"
-            data += byte
-        return dict(json.loads(data))
-
-    def _note(self, event: dict[str, Any]) -> None:
-        parameters = event.get("params", {})
-        if event["method"] == "Network.requestWillBeSent":
-            self.requests.append(parameters["request"]["url"])
-        elif event["method"] == "Runtime.exceptionThrown":
-            self.errors.append(parameters["exceptionDetails"]["exception"].get("description", ""))
-        elif event["method"] == "Log.entryAdded" and parameters["entry"]["level"] == "error":
-            self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
-
-
-@contextmanager
-def browser(profile: Path) -> Iterator[Page]:
-    assert BROWSER
-    browser_reads, we_write = os.pipe()
-    we_read, browser_writes = os.pipe()
-    options = [
-        "--headless",
-        "--no-sandbox",  # as root, in a container
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1400,1000",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-quic",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-        f"--user-data-dir={profile}",
-        "--remote-debugging-pipe",
-    ]
-    # The browser reads file descriptor 3 and writes 4; a shell puts the pipes there.
-    shell = f'exec 3<&{browser_reads} 4>&{browser_writes}; exec "$@"'
-    process = subprocess.Popen(
-        ["bash", "-c", shell, "browser", BROWSER, *options],
-        pass_fds=(browser_reads, browser_writes),
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(browser_reads)
-    os.close(browser_writes)
-    try:
-        page = Page(we_write, we_read)
-        yield page
-        page.close()
-    finally:
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextmanager
@@ -322,7 +210,7 @@ def shown_series(page: Page, url: str, name: str, machine: str, case: Case, expe
     chosen = {"machine": machine} | {f"p-{n}": value for n, value in zip(names, case, strict=True)}
     page.open(f"{url}/index.html#{name}?{urllib.parse.urlencode(chosen, quote_via=urllib.parse.quote)}")
     page.wait_for(f"$('#title').text().includes({json.dumps(name)})")
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while (series := plotted(page)) != [pytest.approx(expected)] and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(series) == 1, series
