@@ -1,7 +1,7 @@
 """Launcher of block_copy.cu: what of each cache's block lies where, and in words of which size.
 
-A block of a strided cache is cut into byte ranges that the kernel can describe (see `layouts_of`), each moved in the widest
-words, up to 16 bytes, that its addresses and strides allow; one launch per word size, of which there is usually one.
+A block of a strided cache is cut into byte ranges that the kernel can describe (see `layouts_of`), each moved in the
+widest words, up to 16 bytes, that its addresses and strides allow; one launch per word size, usually one in all.
 
 Launches: the plan (one program) and the copy. Two launches, since whether pairs depend on each other is known on the
 device only.
@@ -26,7 +26,7 @@ MAX_GRID_Y = 65535
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A byte range of every block of caches[cache]: `outer` x `inner` runs of `run` bytes; strides and offset in bytes."""
+    """Bytes of every block of caches[cache]: `outer` x `inner` runs of `run` bytes; strides and offset in bytes."""
 
     cache: int
     offset: int
@@ -55,8 +55,8 @@ class Layout:
 def layouts_of(index: int, cache: Any) -> Iterator[Layout]:
     """Layouts that cover each payload byte of a block of `cache` once.
 
-    Dimensions that lie densely inside each other become runs. What is left beyond two dimensions is unrolled. A run that
-    ends off a 16-byte boundary is cut there, so that its tail does not narrow the rest.
+    Dimensions that lie densely inside each other become runs. What is left beyond two dimensions is unrolled. A run
+    that ends off a 16-byte boundary is cut there, so that its tail does not narrow the rest.
     """
     run, dims = _collapse(cache.shape[1:], cache.strides[1:], cache.itemsize)
     inner, outer, *rest = [*dims, (1, 0), (1, 0)][: max(len(dims), 2)]
@@ -71,7 +71,8 @@ def layouts_of(index: int, cache: Any) -> Iterator[Layout]:
 
 def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, list[tuple[int, int]]]:
     """(bytes of a contiguous run, the other dimensions as (length, stride in bytes), the smallest stride first)."""
-    run, dims = itemsize, []
+    run = itemsize
+    dims: list[tuple[int, int]] = []
     for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
         if not dims and stride == run:
             run *= n
@@ -83,9 +84,9 @@ def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
 
 
 def copy_blocks(provider: Any, problem: Any, *, threads: int = THREADS) -> None:
-    """Copy in place. `provider` supplies `device` and `empty`; `threads` per program sets how much of a block it moves."""
+    """Copy in place. `provider` supplies `device` and `empty`; `threads` of a program: it moves 64 bytes for each."""
     num_pairs, caches = problem.pairs.shape[0], problem.caches
-    if num_pairs == 0 or caches[0].size == 0 and all(cache.size == 0 for cache in caches):
+    if num_pairs == 0 or all(cache.size == 0 for cache in caches):
         return
     device: Device = provider.device
     strides = [np.int64(s // 8) for s in problem.pairs.strides]

@@ -1,7 +1,7 @@
 """What the CUDA C++ launchers share: compiled modules, device arrays, small tables.
 
-One launcher serves a GPU and a CPU. On a GPU arrays are `cupy.ndarray` and modules `cupy.RawModule`; elsewhere arrays are
-NumPy arrays and a module class with the same call interface compiles the same source for the host, or records it.
+One launcher serves a GPU and a CPU. On a GPU arrays are `cupy.ndarray` and modules `cupy.RawModule`; elsewhere arrays
+are NumPy arrays and a module class with the same call interface compiles the same source for the host, or records it.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Device:
         self._tables: OrderedDict[bytes, Any] = OrderedDict()
 
     def kernel(self, source: str, name: str) -> Any:
-        """The kernel `name`, `function` or `template<arguments>`, of kernels/`source`; compiled when first asked for."""
+        """The kernel `name`, `function` or `template<arguments>`, of kernels/`source`; compiled when first wanted."""
         key = (source, name)
         if key not in self._kernels:
             module = self._module_class()(
@@ -128,7 +128,7 @@ class Device:
 
 
 def as_bits(array: Any) -> Any:
-    """The same device memory as unsigned integers: CuPy stores bfloat16 and float8 arrays, but has no kernels for them."""
+    """The same device memory as unsigned integers: CuPy holds bfloat16 and float8 arrays, but computes with none."""
     import cupy
 
     return cupy.ndarray(array.shape, np.dtype(f"u{array.itemsize}"), array.data, array.strides)
@@ -145,7 +145,7 @@ def strides_of(array: Any) -> list[np.int64]:
 
 
 def aligned16(array: Any) -> bool:
-    """Whether every run along the last dimension is contiguous, a multiple of 16 bytes long and on a 16-byte boundary."""
+    """Whether every row (last dimension) is contiguous, a multiple of 16 bytes long and on a 16-byte boundary."""
     *outer, last = array.strides
     inner = array.shape[-1] * array.itemsize % 16 == 0 and (last == array.itemsize or array.shape[-1] == 1)
     return inner and address(array) % 16 == 0 and all(s % 16 == 0 for s in outer)

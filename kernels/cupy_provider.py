@@ -43,7 +43,8 @@ class CupyProvider:
 
     def variants(self, problem: Any) -> list[dict[str, Any]]:
         """The default first, then small tiles and splits whose edges a small problem crosses."""
-        return _OPS[problem.op].variants(problem)
+        found: list[dict[str, Any]] = _OPS[problem.op].variants(problem)
+        return found
 
     def contract(self, format: str) -> str:
         return dequant_cupy.CONTRACT

@@ -20,8 +20,8 @@ _ABSENT = np.int64(0)
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
-    """A format of words across the rows of [k, n]: its struct, the array whose dtype is the struct's Scale, its arrays in
-    the struct's order, and the rows of a word."""
+    """A format of words across the rows of [k, n]: its struct, the array whose dtype is the struct's Scale, its arrays
+    in the struct's order, and the rows of a word."""
 
     struct: str
     scale: str
@@ -91,8 +91,8 @@ def _dequantize_blocks(provider: Any, problem: Any, format: BlockFormat, threads
     vector = byte_stride == 1 and (address(blocks) | row_stride) % 16 == 0
     kernel = device.kernel(SOURCE, f"dequantize_blocks<{format.struct}, {C_TYPES[problem.dtype.name]}>")
     tiles = ceil_div(row_blocks, tile)
-    args = (out, blocks, np.int64(row_stride), np.int64(byte_stride), np.int64(row_blocks))
-    args = (*args, np.int32(tiles), np.int32(tile), np.int32(vector))
+    sizes = (np.int64(row_stride), np.int64(byte_stride), np.int64(row_blocks))
+    args = (out, blocks, *sizes, np.int32(tiles), np.int32(tile), np.int32(vector))
     kernel((rows * tiles,), (threads,), args, shared_mem=tile * format.nbytes)
     return out
 

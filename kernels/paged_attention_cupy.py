@@ -1,7 +1,7 @@
 """Launcher of paged_attention.cu: decode attention over a paged KV cache.
 
-Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way all query heads of a KV head, up to 64 and
-16, are in one program, and each key and value is loaded once for them.
+Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way all query heads of a KV head, up to 64
+and 16, are in one program, and each key and value is loaded once for them.
 """
 
 from dataclasses import dataclass
@@ -19,30 +19,65 @@ MERGE_PAD = 8
 PADDED_HEADS = (64, 128, 256)
 HEAD_SIZES = range(32, 257)
 
-# Programs wanted for one long sequence: two for each of 132 SMs, and then some for balance.
+# Programs wanted for one long sequence: two for each of 132 SMs, and then some for balance. A split has eight tiles of
+# keys, so that filling the pipeline and merging are paid for; fewer where there are few KV heads to make programs of.
+# More than MAX_SPLITS pieces of SPLIT keys are joined to longer splits, which bounds the scratch memory.
 PROGRAMS = 512
-SPLIT = 512  # keys; eight tiles, so that filling the pipeline and merging are paid for
+SPLIT = 512
 LEAST_SPLIT = 128
-# The table's width allows for more items of work than there are; a program that finds none costs about a microsecond of one
-# of an SM's few places, and this many are several for every place on any GPU.
+MAX_SPLITS = 64
+# The table's width allows for more items of work than there are. A program that finds none costs about a microsecond of
+# one of an SM's few places; this many programs are several for every place on any GPU.
 MAX_PROGRAMS = 2048
 TILE_BYTES = 32 * 1024  # of K and V per step: three programs per SM of an H200, each with as much in flight
+MAX_TILE = 64  # keys: sixteen for each of four warps
 
 
 @dataclass(frozen=True, slots=True)
-class WarpClass:
-    """A class of paged_attention_warps.cuh: its name, the query heads that a warp takes, the keys per step by default."""
+class Plan:
+    """How one problem is cut up. `warp` is a class of paged_attention_warps.cuh for a head size of `padded`; it takes
+    `rows` query heads, a program `row_warps` times as many, and `row_tiles` programs those of a KV head."""
 
-    name: str
+    warp: str
     rows: int
+    padded: int
+    row_warps: int
+    row_tiles: int
     tile: int
+    split: int
+    max_splits: int
+
+    @property
+    def merge_bytes(self) -> int:
+        return WARPS * self.rows * (4 * (self.padded + MERGE_PAD) + 8)
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Dynamic shared memory of a program: query, K and V tiles and slots; the warps' partial results at the end."""
+        loop = (self.rows * self.row_warps + STAGES * 2 * self.tile) * self.padded * itemsize + 2 * self.tile * 16
+        return max(loop, self.merge_bytes)
 
 
-def _warp_class(dtype: np.dtype, padded_head: int) -> WarpClass:
-    tile = min(64, TILE_BYTES // (2 * padded_head * dtype.itemsize))
-    if dtype == np.float32:
-        return WarpClass(f"FmaWarp<{padded_head}>", rows=4, tile=tile)
-    return WarpClass(f"MmaWarp<{C_TYPES[dtype.name]}, {padded_head}>", rows=16, tile=tile)
+def plan(
+    problem: Any,
+    split: int | None = None,
+    tile: int | None = None,
+    max_splits: int | None = None,
+    row_warps: int | None = None,
+) -> Plan:
+    """The problem's plan; the arguments are those of `paged_attention`."""
+    dtype = np.dtype(problem.query.dtype)
+    padded = next(size for size in PADDED_HEADS if size >= problem.head_size)
+    rows = 4 if dtype == np.float32 else 16
+    warp = f"FmaWarp<{padded}>" if dtype == np.float32 else f"MmaWarp<{C_TYPES[dtype.name]}, {padded}>"
+    row_warps = row_warps or next((n for n in (1, 2) if problem.group <= n * rows), WARPS)
+    row_tiles = ceil_div(problem.group, row_warps * rows)
+    programs = problem.num_kv_heads * row_tiles
+    tile = tile or min(MAX_TILE, TILE_BYTES // (2 * padded * dtype.itemsize))
+    split = split or min(SPLIT, max(LEAST_SPLIT, SPLIT // 8 * programs))
+    # Lengths are on the device: the block table's width is the bound on them that the host has.
+    most = max(1, ceil_div(problem.block_table.shape[1] * problem.block_size, split))
+    max_splits = min(most, max_splits or max(MAX_SPLITS, PROGRAMS // programs))
+    return Plan(warp, rows, padded, row_warps, row_tiles, tile, split, max_splits)
 
 
 def paged_attention(
@@ -56,68 +91,53 @@ def paged_attention(
 ) -> tuple[Any, Any]:
     """(out like query, lse float32 [num_tokens, num_query_heads]). `provider` supplies `device` and `empty`.
 
-    split: fewest keys of a split. tile: keys per step, a multiple of 16 up to 128. max_splits: of a sequence. row_warps:
-    1, 2 or 4 of the four warps of a program share out the query heads, the others the keys. None chooses.
+    split: fewest keys of a split. tile: keys per step, a multiple of 16 up to 128. max_splits: of a sequence.
+    row_warps: 1, 2 or 4 of a program's four warps share out the query heads, and the rest the keys. None chooses.
     """
-    dtype, heads, head_size = problem.query.dtype, problem.num_query_heads, problem.head_size
-    out = provider.empty(problem.query.shape, dtype)
+    out = provider.empty(problem.query.shape, problem.query.dtype)
     lse = provider.empty(problem.query.shape[:2], np.float32)
     if problem.num_tokens == 0:
         return out, lse
-    padded = next(size for size in PADDED_HEADS if size >= head_size)
-    warp = _warp_class(np.dtype(dtype), padded)
-    tile = tile or warp.tile
-    row_warps = row_warps or next((n for n in (1, 2) if problem.group <= n * warp.rows), WARPS)
-    row_tiles = ceil_div(problem.group, row_warps * warp.rows)
-    split = split or default_split(problem.num_kv_heads * row_tiles)
-    max_splits = max_splits or max(64, PROGRAMS // (problem.num_kv_heads * row_tiles))
-    # Lengths are on the device: the block table's width is the bound on them that the host has.
-    grid_splits = min(max_splits, max(1, ceil_div(problem.block_table.shape[1] * problem.block_size, split)))
-
+    cut = plan(problem, split, tile, max_splits, row_warps)
     partials = states = lse  # not touched when there is one split
-    if grid_splits > 1:
-        partials = provider.empty((problem.num_seqs, heads, grid_splits, padded), np.float32)
-        states = provider.empty((problem.num_seqs, heads, grid_splits, 2), np.float32)
+    if cut.max_splits > 1:
+        scratch = (problem.num_seqs, problem.num_query_heads, cut.max_splits)
+        partials = provider.empty((*scratch, cut.padded), np.float32)
+        states = provider.empty((*scratch, 2), np.float32)
+    outputs = (out, lse, partials, states)
     lengths = (problem.seq_lens, *strides_of(problem.seq_lens), problem.query_start, *strides_of(problem.query_start))
-    heads_of = (problem.num_seqs, problem.num_kv_heads, problem.group, row_tiles, row_warps)
-    integers = (head_size, problem.block_size, *heads_of, tile, split)
-    vector = aligned16(problem.key_cache) and aligned16(problem.value_cache)
-    args = (
-        *(out, lse, partials, states),
-        *(problem.query, *strides_of(problem.query)),
-        *(problem.key_cache, *strides_of(problem.key_cache)),
-        *(problem.value_cache, *strides_of(problem.value_cache)),
-        *(problem.block_table, *strides_of(problem.block_table)),
-        *lengths,
-        np.float32(problem.scale * np.log2(np.e)),
-        *(np.int32(i) for i in (*integers, grid_splits, vector, aligned16(problem.query))),
-    )
-    device: Device = provider.device
-    kernel = device.kernel(SOURCE, f"paged_attention<{warp.name}>")
-    shared = shared_bytes(warp, padded, np.dtype(dtype).itemsize, tile, row_warps)
-    if shared > kernel.max_dynamic_shared_size_bytes:
-        kernel.max_dynamic_shared_size_bytes = shared
-    items = problem.num_seqs * grid_splits * problem.num_kv_heads * row_tiles
-    kernel((min(items, MAX_PROGRAMS),), (THREADS,), args, shared_mem=shared)
-
-    if grid_splits > 1:
-        integers = (head_size, padded, problem.num_seqs, heads, split, grid_splits)
-        reduce_splits = device.kernel(SOURCE, f"reduce_splits<{C_TYPES[np.dtype(dtype).name]}>")
-        args = (out, lse, partials, states, *lengths, *(np.int32(i) for i in integers))
-        reduce_splits((problem.num_seqs * heads,), (THREADS,), args)
+    _attend(provider.device, problem, cut, outputs, lengths)
+    if cut.max_splits > 1:
+        _reduce(provider.device, problem, cut, outputs, lengths)
     return out, lse
 
 
-def default_split(programs_per_split: int) -> int:
-    """Keys of a split: fewer where one key feeds few programs, so that 32k keys still make about PROGRAMS of them."""
-    return min(SPLIT, max(LEAST_SPLIT, 64 * programs_per_split))
+def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...], lengths: tuple[Any, ...]) -> None:
+    kernel = device.kernel(SOURCE, f"paged_attention<{cut.warp}>")
+    shared = cut.shared_bytes(problem.query.itemsize)
+    if shared > kernel.max_dynamic_shared_size_bytes:
+        kernel.max_dynamic_shared_size_bytes = shared
+    vector = aligned16(problem.key_cache) and aligned16(problem.value_cache)
+    heads = (problem.num_kv_heads, problem.group, cut.row_tiles, cut.row_warps)
+    sizes = (problem.head_size, problem.block_size, problem.num_seqs, *heads, cut.tile, cut.split, cut.max_splits)
+    arrays = (problem.query, problem.key_cache, problem.value_cache, problem.block_table)
+    args = (
+        *outputs,
+        *(argument for array in arrays for argument in (array, *strides_of(array))),
+        *lengths,
+        np.float32(problem.scale * np.log2(np.e)),
+        *(np.int32(number) for number in (*sizes, vector, aligned16(problem.query))),
+    )
+    items = problem.num_seqs * cut.max_splits * problem.num_kv_heads * cut.row_tiles
+    kernel((min(items, MAX_PROGRAMS),), (THREADS,), args, shared_mem=shared)
 
 
-def shared_bytes(warp: WarpClass, padded: int, itemsize: int, tile: int, row_warps: int) -> int:
-    """Dynamic shared memory of a program: query, K and V tiles and slots, or the warps' partial results at the end."""
-    loop = (warp.rows * row_warps + STAGES * 2 * tile) * padded * itemsize + 2 * tile * 16
-    merge = WARPS * warp.rows * (4 * (padded + MERGE_PAD) + 8)
-    return max(loop, merge)
+def _reduce(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...], lengths: tuple[Any, ...]) -> None:
+    kernel = device.kernel(SOURCE, f"reduce_splits<{C_TYPES[np.dtype(problem.query.dtype).name]}>")
+    heads = problem.num_query_heads
+    sizes = (problem.head_size, cut.padded, problem.num_seqs, heads, cut.split, cut.max_splits)
+    args = (*outputs, *lengths, *(np.int32(size) for size in sizes))
+    kernel((problem.num_seqs * heads,), (THREADS,), args)
 
 
 def rejects(problem: Any) -> str | None:
