@@ -73,7 +73,8 @@ constexpr char kind_of() {
   else if constexpr (std::is_enum_v<T>) return 'i';
   else if constexpr (std::is_integral_v<T>) return std::is_signed_v<T> ? 'i' : 'u';
   else if constexpr (std::is_floating_point_v<T>) return 'f';
-  else if constexpr (std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>) return 'f';
+  else if constexpr (std::is_same_v<T, __half>) return 'h';
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return 'g';
   else return 's';
 }
 

@@ -15,6 +15,8 @@ _KINDS = {
     "u": "an unsigned integer",
     "b": "a bool",
     "f": "a float",
+    "h": "a __half",
+    "g": "a __nv_bfloat16",
     "s": "a struct",
 }
 
@@ -112,11 +114,9 @@ class ArgumentBlock:
             raise ValueError(f"{where} must be {param}, not an array of {array.dtype.name}")
         if any(stride < 0 for stride in array.strides):
             raise ValueError(f"{where} must have no negative strides, not {array.strides}")
-        if param.pointee == "f" and array.itemsize not in (param.pointee_size, 1):
-            floats = f"{param.pointee_size}-byte floats"
-            raise ValueError(f"{where} must hold {floats} (the kernel's pointer type), not {array.dtype.name}")
-        if param.pointee == "p" and array.itemsize != 8:
-            raise ValueError(f"{where} must hold 64-bit addresses, not {array.dtype.name}")
+        if not _may_hold(param, array.dtype):
+            wanted = f"{param.pointee_size}-byte values" if param.pointee in "ip" else _KINDS[param.pointee].split()[1]
+            raise ValueError(f"{where} must hold {wanted} (the kernel's pointer type), not {array.dtype.name}")
         views = (array, *getattr(array, "targets", ()))
         for buffer, view in zip(buffers_of(param.name, array), views, strict=True):
             self.buffers.append(buffer)
@@ -139,8 +139,23 @@ def _as_scalar(where: str, arg: Any) -> np.ndarray[Any, Any]:
 
 
 def _same_kind(kind: str, dtype: np.dtype[Any]) -> bool:
-    if kind == "s":
-        return True
     if dtype.kind in "iub":
-        return kind in "iub"
-    return kind == "f" and dtype.kind in "fV"  # ml_dtypes' types say V
+        return kind in "iubs"
+    return kind == "s" or kind == _float_kind(dtype)
+
+
+def _may_hold(param: KernelParam, dtype: np.dtype[Any]) -> bool:
+    """Whether an array of `dtype` can be meant for a pointer of this type.
+
+    Bytes, integers behind an unsigned or struct pointer and bits behind a float pointer of their size are taken as raw
+    data. Indices (signed) and floats of another type are a mistake, and silent garbage on a GPU.
+    """
+    if dtype.itemsize == 1 or param.pointee in "vsub":
+        return True
+    if dtype.itemsize != param.pointee_size:
+        return param.pointee_size == 1
+    return param.pointee in "ip" or dtype.kind in "iu" or param.pointee == _float_kind(dtype)
+
+
+def _float_kind(dtype: np.dtype[Any]) -> str:
+    return {"float16": "h", "bfloat16": "g"}.get(dtype.name, "f" if dtype.kind == "f" else "s")

@@ -36,6 +36,7 @@ _RUNTIME_FLAGS = (*_COMMON, "-O2", "-ftree-vectorize")
 _KERNEL_FLAGS = (
     *_COMMON,
     "-O1",
+    "-fsigned-char",  # on every machine, as on a GPU
     # A CUDA kernel reads one array through several types, and its float results are not contracted on the host.
     "-fno-strict-aliasing",
     "-ffp-contract=off",

@@ -11,7 +11,7 @@ namespace cuda_host {
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kGuardBytes = 64 * 1024;  // at least a page, on machines with 64 KiB pages too
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(CUDA_HOST_UCONTEXT)
 extern "C" void cuda_host_switch(void** save, void* load);
 asm(R"(
 .text
@@ -44,7 +44,7 @@ inline void make_context(Context& context, char* stack_top, void (*entry)()) {
   *sp = reinterpret_cast<void*>(entry);
   context = sp - 6;
 }
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(CUDA_HOST_UCONTEXT)
 extern "C" void cuda_host_switch(void** save, void* load);
 asm(R"(
 .text

@@ -46,8 +46,8 @@ struct Fault {
   char object[128], file[256], message[1536];
 };
 
-// [ctypes] One kernel parameter: kind is one of p(ointer) i(nt) u(nsigned) b(ool) f(loat) s(truct); `pointee` the same of what a
-// pointer points to ('v' for void).
+// [ctypes] One kernel parameter: kind is one of p(ointer) i(nt) u(nsigned) b(ool) f(loat or double) h(alf) g (bfloat16)
+// s(truct); `pointee` the same of what a pointer points to ('v' for void).
 struct Param {
   uint32_t size, pointee_size;
   char kind, pointee;

@@ -52,6 +52,7 @@ static int num_threads, num_exited, num_at_barrier, barrier_result;
 static uint32_t block_index[3];
 static sigjmp_buf on_signal;
 static volatile sig_atomic_t in_kernel;
+static long kernel_thread;  // the operating system's thread that runs the launch
 
 static int thread_id(const Thread& t) { return static_cast<int>(&t - threads); }
 static uint32_t lane_bit(const Thread& t) { return 1u << (thread_id(t) % 32); }
@@ -283,8 +284,8 @@ static struct sigaction previous[kNumSignals];
 
 static void handle_signal(int number, siginfo_t* info, void*) {
   const bool timeout = number == signals[kNumSignals - 1];
-  if (!in_kernel) {  // not ours: hand it to whoever was there before
-    for (int i = 0; i < kNumSignals && !timeout; ++i)
+  if (!in_kernel || syscall(SYS_gettid) != kernel_thread) {  // not ours: hand it to whoever was there before
+    for (int i = 0; i < kNumSignals - 1; ++i)
       if (signals[i] == number) sigaction(number, &previous[i], nullptr);
     return;
   }
@@ -304,9 +305,9 @@ static bool start_timer(timer_t* timer, double seconds) {
   event.sigev_notify = SIGEV_THREAD_ID;
   event.sigev_signo = signals[kNumSignals - 1];
 #ifdef sigev_notify_thread_id
-  event.sigev_notify_thread_id = static_cast<pid_t>(syscall(SYS_gettid));
+  event.sigev_notify_thread_id = static_cast<pid_t>(kernel_thread);
 #else
-  event._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
+  event._sigev_un._tid = static_cast<pid_t>(kernel_thread);
 #endif
   if (timer_create(CLOCK_MONOTONIC, &event, timer) != 0) return false;
   itimerspec when = {};
@@ -327,6 +328,7 @@ static void run_guarded() {
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   for (int i = 0; i < kNumSignals; ++i) sigaction(signals[i], &action, &previous[i]);
+  kernel_thread = syscall(SYS_gettid);
   timer_t timer;
   const bool timed = start_timer(&timer, launch->time_limit);
   if (sigsetjmp(on_signal, 1) == 0) {

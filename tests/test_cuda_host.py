@@ -206,7 +206,7 @@ def test_a_missing_barrier_shows_in_reverse_order(basics: RawModule) -> None:
         (3, 7, "'n' must be a signed integer of 4 bytes .* not int64 7"),  # CuPy passes a Python int as int64
         (3, np.float32(7), "'n' must be a signed integer of 4 bytes .* not float32"),
         (3, np.zeros(1, np.int32), "'n' must be a signed integer of 4 bytes, not an array"),
-        (0, np.zeros(8, np.float64), "'x' must hold 4-byte floats .* not float64"),
+        (0, np.zeros(8, np.float64), "'x' must hold float .* not float64"),
         (0, np.zeros(8, np.float32)[::-1], "'x' must have no negative strides"),
         (0, np.int32(0), "'x' must be an array, None or a 64-bit address"),
     ],
@@ -297,3 +297,36 @@ def test_parameter_names_through_attributes_and_defaults() -> None:
     assert parameter_names(text, "first") == ["a", "n", "v"]
     assert parameter_names(text, "second") == ["pair", "table"]
     assert parameter_names(text, "third") == []
+
+
+FITTING = (  # a parameter type, dtypes that its argument may have, and dtypes that would be garbage on a GPU
+    ("const float*", (np.float32, np.uint32, np.uint8), (np.float16, np.float64)),
+    ("const __half*", (np.float16, np.uint16), (ml_dtypes.bfloat16, np.float32)),
+    ("const __nv_bfloat16*", (ml_dtypes.bfloat16, np.int16), (np.float16,)),
+    ("const int*", (np.int32, np.uint32, np.int8), (np.int64,)),
+    ("const unsigned*", (np.uint32, np.float16), ()),
+    ("const uint4*", (np.float32, np.uint8), ()),
+    ("const void*", (np.float64, np.int16), ()),
+    ("const __nv_fp8_e4m3*", (ml_dtypes.float8_e4m3fn, np.uint8), ()),
+    ("__half", (np.float16,), (ml_dtypes.bfloat16, np.int16, np.float32)),
+    ("__nv_bfloat16", (ml_dtypes.bfloat16,), (np.float16,)),
+    ("bool", (np.bool_,), (np.int32,)),
+    ("unsigned", (np.int32, np.uint32), (np.float32, np.int64)),
+    ("double", (np.float64,), (np.float32, np.int64)),
+)
+
+
+def test_which_types_fit() -> None:
+    declared = ", ".join(f"{declaration} p{i}" for i, (declaration, _, _) in enumerate(FITTING))
+    kernel = RawModule(code=f'extern "C" __global__ void take({declared}) {{}}').get_function("take")
+
+    def value(i: int, dtype: Any) -> Any:
+        return np.ones(4, dtype) if "*" in FITTING[i][0] else np.ones(1, dtype)[0]
+
+    fitting = [value(i, dtypes[0]) for i, (_, dtypes, _) in enumerate(FITTING)]
+    for i, (_, good, bad) in enumerate(FITTING):
+        for dtype in good:
+            kernel((1,), (1,), [*fitting[:i], value(i, dtype), *fitting[i + 1 :]])
+        for dtype in bad:
+            with pytest.raises(ValueError, match=f"argument 'p{i}' must"):
+                kernel((1,), (1,), [*fitting[:i], value(i, dtype), *fitting[i + 1 :]])
