@@ -17,7 +17,7 @@ EXAMPLES, STEPS = 120, 40
 def run_machine(make_allocator: MakeAllocator, make_store: MakeStore, examples: int, steps: int) -> None:
     """Run the machine under the active profile; AssertionError with the shortest failing order of calls."""
     run_state_machine_as_test(
-        lambda: KVBlocksMachine(make_allocator, make_store),
+        lambda: KVBlocksMachine(make_allocator, make_store),  # type: ignore[arg-type]  # called, never subclassed
         settings=settings(budget(examples), stateful_step_count=steps),
     )
 
