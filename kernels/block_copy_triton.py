@@ -1,16 +1,16 @@
 """Copying KV blocks inside caches in Triton: all caches in one launch, reads before writes whatever the pairs.
 
 What it computes: `new[dst] = old[src]` for each (src, dst) of `pairs` int64 [n, 2], in place in every cache
-[num_blocks, ...]. Layout: a block of a cache is `rows` runs of bytes, where the cache's dimensions were sorted by stride
-and joined as far as they are dense; a contiguous block is one run. A table on the device holds one line of address,
-strides and sizes per cache. Caches whose accesses can be equally wide share a launch, usually all of them.
+[num_blocks, ...]. Layout: a block of a cache is `rows` runs of bytes, the cache's dimensions sorted by stride and
+joined as far as they are dense; a dense block is one run. A table on the device holds one line of address, strides and
+sizes per cache. Caches with accesses of one width and tiles of one shape share a launch, usually all of them.
 
-Order without a plan: a pair must be read before the pair that writes its source writes it, its parent. A block is written
-by at most one pair, so parents form trees, and each tree has one root: a pair whose source nobody writes, or the pair of
-lowest index on a cycle. The program of a root copies its whole tree, children before parents, and the programs of all
-other pairs return at once; no program touches a byte that another one writes. The root's source is read first of all
-and written last, which opens a cycle. Without conflicts every pair is a root without children, found by reading `pairs`
-once per program (16 n bytes, from the L2).
+Order without a plan: a pair must be read before its parent, the pair that writes its source. A block is written by at
+most one pair, so parents form trees, and each has one root: a pair whose source nobody writes, or the pair of lowest
+index on a cycle. The program of a root copies its whole tree, children before parents, and the programs of all other
+pairs return at once; no program touches a byte that another one writes. The root's source is read first of all and
+written last, which opens a cycle. Without conflicts every pair is a root without children, which a program finds by
+reading `pairs` (16 n bytes, from the L2).
 
 Traffic: each source block read once per pair and each destination written once; nothing is staged in memory. Fast
 because accesses are 16 bytes wide where alignment allows, neighbours in a warp touch neighbouring bytes, and a
@@ -114,14 +114,14 @@ def copy_kernel(
     COLUMNS: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """Pair x program_id(0); caches `first` + program_id(1), step `groups`; tiles of a block program_id(2), step `parts`."""
+    """Pair program_id(0), table lines from `first` + program_id(1) by `groups`, tiles from program_id(2) by `parts`."""
     root = tl.program_id(0)
     if _is_root(pairs, ps0, ps1, num_pairs, root, SCAN):
         src = tl.load(pairs + root.to(tl.int64) * ps0)
         dst = tl.load(pairs + root.to(tl.int64) * ps0 + ps1)
         earliest = _deepest(pairs, ps0, ps1, num_pairs, root, root, SCAN)
         for line in range(first + tl.program_id(1), stop, groups):
-            # Strides and the run are in units of UNIT elements, 16 bytes where possible: so the compiler knows the width.
+            # Strides and the run come in units of UNIT elements, so that the compiler knows how wide accesses may be.
             entry = table + line * FIELDS
             cache = tl.multiple_of(tl.load(entry).to(tl.pointer_type(ELEMENT)), 8 * UNIT)
             block_stride, rows, inner_rows = tl.load(entry + 1) * UNIT, tl.load(entry + 2), tl.load(entry + 3)
@@ -290,4 +290,4 @@ def rejects(problem: CopyBlocks) -> str | None:
 
 def variants(problem: CopyBlocks) -> list[dict[str, Any]]:
     """Tiles and scans small enough that a test's little problem crosses their edges."""
-    return [{"tile": 16, "scan": 2}, {"tile": 64, "scan": 16, "num_warps": 1}]
+    return [{"tile": 64, "scan": 2}, {"tile": 256, "scan": 16, "num_warps": 1}]

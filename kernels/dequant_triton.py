@@ -25,8 +25,8 @@ import triton.language as tl
 
 from pagebench.reference.dequant import Dequantize
 
-TILE = 8192  # elements per program: 64 for each thread of 4 warps
-TILE_COLUMNS = 1024  # a warp's lanes side by side, 8 columns each, over 4 warps
+TILE = 4096  # elements per program, 32 for each thread of 4 warps: 64 take twice the registers and halve the occupancy
+TILE_COLUMNS = 1024  # 4 warps side by side, 8 columns per thread
 
 
 # --- formats: float32 values of a tile, broadcastable to [row units, rows in unit, column units, columns in unit].
@@ -36,7 +36,7 @@ TILE_COLUMNS = 1024  # a warp's lanes side by side, 8 columns each, over 4 warps
 
 @triton.jit
 def _gptq_v2(packed, strides, row_unit, row_in_unit, column_unit, column_in_unit, rows, columns):
-    """scales[g, n] * (q - zero), exact: 5 bits times at most 11. Rows are k, 8 to a word; columns n, 8 to a word of zeros."""
+    """scales[g, n] * (q - zero), exact: 5 bits times 11. Rows are k, 8 to a word; columns n, 8 zeros to a word."""
     qweight, qzeros, scales, g_idx = packed
     k, n = row_unit * 8 + row_in_unit, column_unit * 8 + column_in_unit
     word = tl.load(
@@ -75,7 +75,7 @@ def _q8_0(packed, strides, row_unit, row_in_unit, column_unit, column_in_unit, r
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """`arrays` in the order that `decode` takes them; rows and columns per unit; whether rows are k (stored transposed)."""
+    """`arrays` as `decode` takes them, rows and columns per unit, and whether rows are k (the result is transposed)."""
 
     decode: Any
     arrays: tuple[str, ...]
@@ -104,7 +104,7 @@ def dequantize_kernel(
     ROW_UNITS: tl.constexpr,
     COLUMN_UNITS: tl.constexpr,
 ):
-    """One tile of `out`, contiguous [rows, columns]: ROW_UNITS x COLUMN_UNITS units of ROW_UNIT x COLUMN_UNIT elements."""
+    """One tile of `out`, contiguous [rows, columns]: ROW_UNITS x COLUMN_UNITS units."""
     tile_row, tile_column = tl.program_id(0) // tiles_across, tl.program_id(0) % tiles_across
     row_unit = (tile_row * ROW_UNITS + tl.arange(0, ROW_UNITS))[:, None, None, None]
     row_in_unit = tl.arange(0, ROW_UNIT)[None, :, None, None]
@@ -124,16 +124,16 @@ def dequantize(
     columns: int = TILE_COLUMNS,
     num_warps: int = 4,
 ) -> Any:
-    """weight [n, k] of the problem's dtype, from a problem with device arrays; a transposed view for a format that says so.
+    """weight [n, k] of the problem's dtype, from a problem with device arrays; a transposed view if its format says so.
 
-    `empty(shape, dtype)` makes the output. tile: elements per program; columns: how many of them side by side; both powers of two.
+    `empty(shape, dtype)` makes the output. tile: elements per program; columns: how many of them side by side at most;
+    both powers of two.
     """
     fmt = FORMATS[problem.format]
     n, k = problem.shape
     height, width = (k, n) if fmt.transposed else (n, k)
-    column_units = min(max(columns // fmt.column_unit, 1), triton.next_power_of_2(triton.cdiv(width, fmt.column_unit)))
-    row_units = max(tile // (column_units * fmt.column_unit * fmt.row_unit), 1)
-    row_units = min(row_units, triton.next_power_of_2(triton.cdiv(height, fmt.row_unit)))
+    column_units = _units(min(columns, tile // fmt.row_unit), fmt.column_unit, width)
+    row_units = _units(tile // (column_units * fmt.column_unit), fmt.row_unit, height)
     tiles_across = triton.cdiv(width, column_units * fmt.column_unit)
     arrays = tuple(problem.packed[name] for name in fmt.arrays)
     out = empty((height, width), problem.dtype)
@@ -152,6 +152,11 @@ def dequantize(
         num_warps=num_warps,
     )
     return out.T if fmt.transposed else out
+
+
+def _units(elements: int, unit: int, extent: int) -> int:
+    """Units of `unit` elements along a tile of `elements` or so: a power of two, no more than `extent` needs."""
+    return min(max(elements // unit, 1), triton.next_power_of_2(triton.cdiv(extent, unit)))
 
 
 def rejects(problem: Dequantize) -> str | None:

@@ -4,12 +4,11 @@ What it computes: for each query head, softmax(scale * q k^T) v over the sequenc
 denominator. Layout: query and out [num_tokens, num_query_heads, head_size]; key_cache and value_cache [num_blocks,
 block_size, num_kv_heads, head_size] through block_table [num_seqs, max_blocks].
 
-One program of `attend_kernel` works for one sequence, one KV head and one split (a run of keys), for all query heads of the
-group, so each K and V byte is read once whatever the group. Rows of its query tile are (query, head of the group)
-pairs. It walks the split in tiles of keys with an online softmax in base 2, sums in float32. A sequence of one split
-writes its result at once; of several, each writes its weighted sum, maximum and denominator to scratch, and `combine_kernel`
-adds them up. Where splits end depends on the sequence's own length alone, so a sequence's result has the same bits in
-any batch.
+One program of `attend_kernel` works for one sequence, one KV head and one split (a run of keys), for all query heads of
+the group, so each K and V byte is read once whatever the group. It walks the split in tiles of keys with an online
+softmax in base 2, sums in float32. A sequence of one split writes its result at once; of several, each writes its
+weighted sum, maximum and denominator to scratch, and `combine_kernel` adds them up. Where splits end depends on the
+sequence's own length alone, so a sequence's result has the same bits in any batch.
 
 Traffic: K and V once; query once per split; scratch 4 * (head_size + 2) bytes per query head and split, written and
 read, 1/64 of K and V at a group of 4, head size 128, 16-bit values and 512 keys.
@@ -29,17 +28,22 @@ from pagebench.reference.paged_attention import PagedAttention
 MIN_HEAD_SIZE, MAX_HEAD_SIZE = 32, 256
 SPLIT = 512  # keys: 1 x 32k and 8 x 4k of 8 KV heads both give 512 programs, 3.9 for each of 132 SMs
 MAX_SPLITS = 64  # of one sequence; beyond SPLIT * MAX_SPLITS keys the splits grow, which bounds the scratch
-TILE_BYTES = 8192  # of K (and of V) per tile: with 3 stages four programs fit an SM's shared memory
+TILE_BYTES = 8192  # of K (and of V) per tile
+STAGES = (
+    5  # tiles' block ids, K and V are on their way two tiles ahead: 32 KB per program, 128 KB per SM of four programs
+)
 MIN_TILE, MAX_TILE = 16, 128  # keys per tile; 16 is the depth of a tensor core instruction in P V
 PARTS = 16  # splits that `combine_kernel` reads at a time
 MIN_DOT_ROWS = 16  # rows of a tensor core instruction; a smaller group is padded, which costs no memory traffic
-MAX_ROWS = 64  # query heads per program; a larger group is split over programs, which then share K and V in the L2
+# Query heads per program; a larger group is split over programs, which share K and V in the L2. In float32, with no
+# tensor cores, more than 16 rows of 256 elements do not fit the registers.
+MAX_ROWS, MAX_ROWS_FLOAT32 = 64, 16
 LOG2_E = 1.4426950408889634
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 # Integers whose divisibility and whose being 1 change nothing: specialising on them would only compile more variants.
 _SIZES = ("block_size", "group", "num_kv_heads", "head_tiles", "num_heads", "split", "max_splits", "num_splits")
-_STRIDES = tuple(f"{array}s{axis}" for array in "qkv" for axis in range(4)) + ("ts0", "ts1", "ls0", "ss0")
+_STRIDES = ("qs0", "qs1", "qs2", "ks0", "ks1", "ks2", "ks3", "vs0", "vs1", "vs2", "vs3", "ts0", "ts1", "ls0", "ss0")
 _UNSPECIALISED = (*_SIZES, *_STRIDES)
 
 
@@ -110,7 +114,8 @@ def attend_kernel(
         row_d = (row < group)[:, None] & (d < HEAD_SIZE)[None, :]
         # Strides come in units of *_VECTOR elements, so that the compiler knows how far accesses are aligned.
         q_offset = (token.to(tl.int64) * qs0 + head.to(tl.int64) * qs1) * Q_VECTOR
-        q = tl.load(query + q_offset[:, None] + (d if Q_VECTOR > 1 else d.to(tl.int64) * qs2)[None, :], mask=row_d, other=0.0)
+        q_d = d if Q_VECTOR > 1 else d.to(tl.int64) * qs2
+        q = tl.load(query + q_offset[:, None] + q_d[None, :], mask=row_d, other=0.0)
 
         k_d = key_cache + kv_head.to(tl.int64) * ks2 * KV_VECTOR + (d if KV_VECTOR > 1 else d.to(tl.int64) * ks3)
         v_d = value_cache + kv_head.to(tl.int64) * vs2 * KV_VECTOR + (d if KV_VECTOR > 1 else d.to(tl.int64) * vs3)
@@ -150,7 +155,8 @@ def attend_kernel(
         result = token.to(tl.int64) * (num_kv_heads * group) + head  # row of [num_tokens * num_query_heads]
         if splits == 1:
             safe = tl.where(denominator == 0.0, 1.0, denominator)
-            tl.store(out + result[:, None] * HEAD_SIZE + d[None, :], (total / safe[:, None]).to(out.dtype.element_ty), mask=row_d)
+            mean = tl.div_rn(total, tl.broadcast_to(safe[:, None], [ROWS, TILE_D]))
+            tl.store(out + result[:, None] * HEAD_SIZE + d[None, :], mean.to(out.dtype.element_ty), mask=row_d)
             log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
             tl.store(lse + result, log, mask=row < group)
         else:
@@ -208,8 +214,8 @@ def combine_kernel(
             denominator = denominator * rescale + tl.sum(weight * size, axis=0)
             total = total * rescale + tl.sum(weight[:, None] * sums, axis=0)
             top = new_top
-        safe = tl.where(denominator == 0.0, 1.0, denominator)
-        tl.store(out + row * HEAD_SIZE + d, (total / safe).to(out.dtype.element_ty), mask=d < HEAD_SIZE)
+        mean = tl.div_rn(total, tl.broadcast_to(denominator, [TILE_D]))  # more than one split: there are keys
+        tl.store(out + row * HEAD_SIZE + d, mean.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
         tl.store(lse + row, top * LN_2 + tl.log(denominator))
 
 
@@ -221,7 +227,7 @@ def paged_attention(
     max_splits: int = MAX_SPLITS,
     tile: int | None = None,
     num_warps: int = 4,
-    num_stages: int = 3,
+    num_stages: int = STAGES,
 ) -> tuple[Any, Any]:
     """(out like query, lse float32 [num_tokens, num_query_heads]) of a problem with device arrays.
 
@@ -301,9 +307,9 @@ def _shape(query: Any, group: int, tile: int | None) -> dict[str, int]:
     """The compile-time sizes of a launch: query rows, keys and head elements per tile."""
     head_size = query.shape[2]
     tile_d = triton.next_power_of_2(head_size)
-    rows = min(triton.next_power_of_2(group), MAX_ROWS)
-    if query.element_size() == 2:
-        rows = max(rows, MIN_DOT_ROWS)
+    float32 = query.element_size() == 4
+    rows = min(triton.next_power_of_2(group), MAX_ROWS_FLOAT32 if float32 else MAX_ROWS)
+    rows = rows if float32 else max(rows, MIN_DOT_ROWS)
     tile = tile or max(MIN_TILE, min(MAX_TILE, TILE_BYTES // (tile_d * query.element_size())))
     return {"HEAD_SIZE": head_size, "TILE_D": tile_d, "ROWS": rows, "TILE": tile}
 

@@ -63,7 +63,8 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def vector_elements(tensor: torch.Tensor) -> int:
     """Elements of a 16-byte access along the last dimension where every row allows it, else 1.
 
-    Every row does where the last dimension is contiguous, and the address and all other strides are multiples of 16 bytes.
+    Every row does where the last dimension is contiguous, and the address and all other strides are multiples of 16
+    bytes.
     """
     width = 16 // tensor.element_size()
     aligned = tensor.data_ptr() % 16 == 0 and tensor.stride(-1) == 1

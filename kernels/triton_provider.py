@@ -35,7 +35,7 @@ class TritonProvider:
 
     @property
     def device(self) -> torch.device:
-        """Where arrays live. Without a GPU it is the CPU also for compiled kernels, so that launches can be recorded."""
+        """Where arrays live: without a GPU on the CPU, also for compiled kernels, so that launches can be recorded."""
         return torch.device("cuda" if torch.cuda.is_available() and not self.interpreted else "cpu")
 
     def unavailable(self) -> str | None:
