@@ -27,11 +27,12 @@ from pagebench.kernels.devices import gpu_present
 _TRUE = ("1", "true", "on", "yes", "y")
 
 
-def activate(*, overflow: bool = False) -> bool:
+def activate(*, overflow: bool | None = None) -> bool:
     """Interpret Triton kernels if no GPU is present; returns whether they are interpreted.
 
-    Sets TRITON_INTERPRET=1 when no GPU is present; a value already set wins. Idempotent. With `overflow` every int32
-    (or narrower) add, subtract and multiply that wraps raises, in masked-off lanes too; it takes about twice the time.
+    Sets TRITON_INTERPRET=1 when no GPU is present; a value already set wins. Idempotent. With `overflow=True` every int32
+    (or narrower) add, subtract and multiply that wraps raises, in masked-off lanes too, in twice the time; None leaves
+    that as it was, at first off.
     RuntimeError when a kernel was decorated before, for the GPU, or when this Triton's interpreter is too old.
     """
     if "TRITON_INTERPRET" not in os.environ:
@@ -44,7 +45,7 @@ def activate(*, overflow: bool = False) -> bool:
     return True
 
 
-def _install(overflow: bool) -> None:
+def _install(overflow: bool | None) -> None:
     import triton
 
     if tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 8):
@@ -68,6 +69,8 @@ def _install(overflow: bool) -> None:
 
     interpreter.interpreter_builder.__class__ = triton_builder.Builder
     interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(None)
+    if overflow is None:
+        overflow = interpreter.interpreter_builder.options.debug
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=overflow, sanitize_overflow=overflow)
     interpreter.interpreter_semantic.__class__ = triton_language.Semantic
     interpreter.FunctionRewriter.ast_transformer = triton_rewrite.Rewriter()
