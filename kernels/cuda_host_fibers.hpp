@@ -2,6 +2,9 @@
 // Included by cuda_host_runtime.cpp only.
 #pragma once
 #include <sys/mman.h>
+#if defined(CUDA_HOST_UCONTEXT) || !(defined(__x86_64__) || defined(__aarch64__))
+#include <ucontext.h>
+#endif
 
 #include <cstdint>
 #include <cstdlib>
@@ -90,7 +93,6 @@ inline void make_context(Context& context, char* stack_top, void (*entry)()) {
   context = sp;
 }
 #else
-#include <ucontext.h>
 using Context = ucontext_t;
 inline void switch_context(Context& from, Context& to) { swapcontext(&from, &to); }
 inline void make_context(Context& context, char* stack_top, void (*entry)()) {
