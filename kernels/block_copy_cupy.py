@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.kernels.cupy_launch import Device, address, ceil_div
+from pagebench.kernels.cupy_launch import Device, address, ceil_div, strides_of
 
 SOURCE = "block_copy.cu"
 WORDS = {16: "uint4", 8: "unsigned long long", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
@@ -83,32 +83,55 @@ def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     return run, dims
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Layouts of one word size, as one launch takes them: their device tables, and the most words that one has."""
+
+    word: int
+    count: int
+    words: int
+    addresses: Any
+    fields: Any
+
+
+def batches_of(device: Device, caches: tuple[Any, ...]) -> list[Batch]:
+    """All layouts of all caches."""
+    by_word: dict[int, list[Layout]] = {}
+    for i, cache in enumerate(caches):
+        base = address(cache)
+        for layout in layouts_of(i, cache) if cache.size else ():
+            by_word.setdefault(layout.word(base), []).append(layout)
+    return [
+        Batch(
+            word,
+            len(rows),
+            max(row.nbytes for row in rows) // word,
+            device.pointer_table([caches[row.cache] for row in rows]),
+            device.table(np.array([row.fields(word) for row in rows], np.int64)),
+        )
+        for word, same in by_word.items()
+        for rows in (same[start : start + MAX_GRID_Y] for start in range(0, len(same), MAX_GRID_Y))
+    ]
+
+
 def copy_blocks(provider: Any, problem: Any, *, threads: int = THREADS) -> None:
     """Copy in place. `provider` supplies `device` and `empty`; `threads` of a program: it moves 64 bytes for each."""
     num_pairs, caches = problem.pairs.shape[0], problem.caches
-    if num_pairs == 0 or all(cache.size == 0 for cache in caches):
-        return
     device: Device = provider.device
-    strides = [np.int64(s // 8) for s in problem.pairs.strides]
+    batches = device.remember(caches, lambda: batches_of(device, caches)) if num_pairs else []
+    if not batches:
+        return
+    pairs = (problem.pairs, *strides_of(problem.pairs))
     nodes = provider.empty((num_pairs, 4), np.int32)
     pair_of_block = provider.empty((caches[0].shape[0],), np.int32)
     rounds = provider.empty((4, num_pairs), np.int32)
     plan = device.kernel(SOURCE, "plan_block_copy")
-    plan((1,), (PLAN_THREADS,), (problem.pairs, *strides, np.int32(num_pairs), pair_of_block, nodes, rounds))
-
-    layouts = [layout for i, cache in enumerate(caches) if cache.size for layout in layouts_of(i, cache)]
-    by_word: dict[int, list[Layout]] = {}
-    for layout in layouts:
-        by_word.setdefault(layout.word(address(caches[layout.cache])), []).append(layout)
-    for word, same in by_word.items():
-        kernel = device.kernel(SOURCE, f"copy_blocks<{WORDS[word]}>")
-        for start in range(0, len(same), MAX_GRID_Y):
-            rows = same[start : start + MAX_GRID_Y]
-            slices = ceil_div(max(row.nbytes for row in rows) // word, threads * WORDS_PER_THREAD)
-            addresses = device.pointer_table([caches[row.cache] for row in rows])
-            table = device.table(np.array([row.fields(word) for row in rows], np.int64))
-            args = (addresses, table, problem.pairs, *strides, nodes, np.int32(slices))
-            kernel((num_pairs * slices, len(rows)), (threads,), args)
+    plan((1,), (PLAN_THREADS,), (*pairs, np.int32(num_pairs), pair_of_block, nodes, rounds))
+    for batch in batches:
+        kernel = device.kernel(SOURCE, f"copy_blocks<{WORDS[batch.word]}>")
+        slices = ceil_div(batch.words, threads * WORDS_PER_THREAD)
+        args = (batch.addresses, batch.fields, *pairs, nodes, np.int32(slices))
+        kernel((num_pairs * slices, batch.count), (threads,), args)
 
 
 def rejects(problem: Any) -> str | None:

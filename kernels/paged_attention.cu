@@ -285,7 +285,7 @@ paged_attention(T* out, float* lse, float* partials, State* states, const T* que
       kv.note(index + 2, ahead);
     }
 
-    cp_async_wait<0>();  // the query, where there was no key
+    cp_async_wait_all();  // where there was no key, the query is still on its way, to where the results go
     __syncthreads();
     state.store(weighted + warp * Warp::ROWS * (D + MERGE_PAD), warp_states + warp * Warp::ROWS);
     __syncthreads();

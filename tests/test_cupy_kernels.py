@@ -1,6 +1,7 @@
 """The CUDA C++ kernels against the reference, and facts of their launchers: through CuPy on a GPU, else on the host."""
 
 import dataclasses
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -306,6 +307,17 @@ def test_alignment_is_of_every_row_not_only_of_the_first():
     assert not aligned16(base[1:505].reshape(8, 63))
     assert not aligned16(base[:512].reshape(8, 64)[:, :12])
     assert not aligned16(base[:512].reshape(8, 64)[:, ::2])
+
+
+def test_tables_are_remembered_while_their_arrays_live():
+    device = Device()
+    device.on_gpu = True
+    arrays, made = (np.zeros(1), np.zeros(1)), iter(range(9))
+    assert [device.remember(arrays, lambda: next(made)) for _ in range(2)] == [0, 0]
+    assert device.remember(arrays[:1], lambda: next(made)) == 1
+    (key, found) = next(iter(device._remembered.items()))
+    device._remembered[key] = ([weakref.ref(np.zeros(1)), *found[0][1:]], found[1])  # the id of an array that died
+    assert device.remember(arrays, lambda: next(made)) == 2
 
 
 def test_cupy_arrays_hold_every_dtype_without_a_gpu():
