@@ -158,8 +158,9 @@ NF4_CODES = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 
-# bitsandbytes' own FP4, divided by its largest, 12. Not e2m1; code 8 is +0, as its table says.
-FP4_CODES = tuple(x / 12 for x in (0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3))
+# bitsandbytes' own FP4, divided by its largest, 12: a sign bit and one of eight magnitudes, not e2m1. Code 8 is -0, as in
+# its C++ and CUDA kernels; its generic PyTorch path reads +0, since its table has the Python integer -0 there.
+FP4_CODES = tuple(x / 12 for x in (0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3))
 
 
 class Bits4(PackedFormat):
