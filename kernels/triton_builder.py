@@ -153,7 +153,7 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]  # Triton h
         return self._load(ptr, None, None)
 
     def create_masked_load(self, ptrs: Handle, mask: Handle, other: Handle | None, *_: Any, **__: Any) -> Handle:
-        return self._load(ptrs, mask.data, other)
+        return self._load(ptrs, np.asarray(mask.data), other)  # 3.8 passes bare arrays
 
     def _load(self, ptrs: Handle, mask: Array | None, other: Handle | None) -> Handle:
         element = ptrs.get_element_ty()
@@ -168,7 +168,7 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]  # Triton h
         self._store(ptr, val, None)
 
     def create_masked_store(self, ptrs: Handle, value: Handle, mask: Handle, *_: Any) -> None:
-        self._store(ptrs, value, mask.data)
+        self._store(ptrs, value, np.asarray(mask.data))
 
     def _store(self, ptrs: Handle, value: Handle, mask: Array | None) -> None:
         dtype = np_dtype(ptrs.get_element_ty())

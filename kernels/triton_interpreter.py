@@ -30,9 +30,9 @@ _TRUE = ("1", "true", "on", "yes", "y")
 def activate(*, overflow: bool | None = None) -> bool:
     """Interpret Triton kernels if no GPU is present; returns whether they are interpreted.
 
-    Sets TRITON_INTERPRET=1 when no GPU is present; a value already set wins. Idempotent. With `overflow=True` every int32
-    (or narrower) add, subtract and multiply that wraps raises, in masked-off lanes too, in twice the time; None leaves
-    that as it was, at first off.
+    Sets TRITON_INTERPRET=1 when no GPU is present; a value already set wins. Idempotent. With `overflow=True` every
+    int32 (or narrower) add, subtract and multiply that wraps raises, in masked-off lanes too, in twice the time; None
+    leaves that as it was, at first off.
     RuntimeError when a kernel was decorated before, for the GPU, or when this Triton's interpreter is too old.
     """
     if "TRITON_INTERPRET" not in os.environ:
@@ -41,11 +41,25 @@ def activate(*, overflow: bool | None = None) -> bool:
         os.environ["TRITON_INTERPRET"] = "1"
     if os.environ["TRITON_INTERPRET"].lower() not in _TRUE:
         return False
-    _install(overflow)
+    global _installed
+    if not _installed:
+        _install()
+        _installed = True
+    if overflow is not None:
+        _report_overflow(overflow)
     return True
 
 
-def _install(overflow: bool | None) -> None:
+_installed = False
+
+
+def _report_overflow(on: bool) -> None:
+    from triton.runtime import interpreter
+
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=on, sanitize_overflow=on)
+
+
+def _install() -> None:
     import triton
 
     if tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 8):
@@ -69,9 +83,7 @@ def _install(overflow: bool | None) -> None:
 
     interpreter.interpreter_builder.__class__ = triton_builder.Builder
     interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(None)
-    if overflow is None:
-        overflow = interpreter.interpreter_builder.options.debug
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=overflow, sanitize_overflow=overflow)
+    _report_overflow(False)
     interpreter.interpreter_semantic.__class__ = triton_language.Semantic
     interpreter.FunctionRewriter.ast_transformer = triton_rewrite.Rewriter()
     vars(interpreter).update(triton_rewrite.KERNEL_NAMES)  # its module-level names are what rewritten kernels see
