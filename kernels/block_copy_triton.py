@@ -178,7 +178,7 @@ class _Runs:
     def tiles(self, tile: int) -> int:
         """Tiles per block."""
         alignment, rows, columns = self.shape(tile)
-        return triton.cdiv(self.rows, rows) * triton.cdiv(self.run // min(alignment, 8), columns)
+        return int(triton.cdiv(self.rows, rows) * triton.cdiv(self.run // min(alignment, 8), columns))
 
 
 def _runs(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Iterator[_Runs]:
@@ -229,7 +229,7 @@ def _table(caches: tuple[torch.Tensor, ...], tile: int) -> tuple[torch.Tensor, t
     _tables.move_to_end(key)
     numbers, launches = _tables[key]
     table = numbers.view(numbers.shape)  # an object of its own: `targets` keep the caches alive while it lives
-    table.targets = caches  # type: ignore[attr-defined]  # what the CPU's checker lets the launch touch
+    table.targets = caches  # what the CPU's checker lets the launch touch
     return table, launches
 
 

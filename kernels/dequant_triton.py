@@ -156,7 +156,7 @@ def dequantize(
 
 def _units(elements: int, unit: int, extent: int) -> int:
     """Units of `unit` elements along a tile of `elements` or so: a power of two, no more than `extent` needs."""
-    return min(max(elements // unit, 1), triton.next_power_of_2(triton.cdiv(extent, unit)))
+    return int(min(max(elements // unit, 1), triton.next_power_of_2(triton.cdiv(extent, unit))))
 
 
 def rejects(problem: Dequantize) -> str | None:

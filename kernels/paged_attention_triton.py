@@ -155,7 +155,7 @@ def attend_kernel(
         result = token.to(tl.int64) * (num_kv_heads * group) + head  # row of [num_tokens * num_query_heads]
         if splits == 1:
             safe = tl.where(denominator == 0.0, 1.0, denominator)
-            mean = tl.div_rn(total, tl.broadcast_to(safe[:, None], [ROWS, TILE_D]))
+            mean = total * tl.div_rn(1.0, safe)[:, None]
             tl.store(out + result[:, None] * HEAD_SIZE + d[None, :], mean.to(out.dtype.element_ty), mask=row_d)
             log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
             tl.store(lse + result, log, mask=row < group)
@@ -214,7 +214,7 @@ def combine_kernel(
             denominator = denominator * rescale + tl.sum(weight * size, axis=0)
             total = total * rescale + tl.sum(weight[:, None] * sums, axis=0)
             top = new_top
-        mean = tl.div_rn(total, tl.broadcast_to(denominator, [TILE_D]))  # more than one split: there are keys
+        mean = total * tl.div_rn(1.0, denominator)  # more than one split: there are keys
         tl.store(out + row * HEAD_SIZE + d, mean.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
         tl.store(lse + row, top * LN_2 + tl.log(denominator))
 

@@ -43,7 +43,8 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 def numpy_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
     """The NumPy dtype (of `ml_dtypes` for bfloat16 and float8) of a tensor's elements."""
-    return _NUMPY[tensor.dtype]
+    dtype: np.dtype[Any] = _NUMPY[tensor.dtype]
+    return dtype
 
 
 def tensor_of(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
@@ -55,9 +56,10 @@ def tensor_of(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A NumPy array with the tensor's bits; waits for the device, and shares the memory of a contiguous CPU tensor."""
-    host = tensor.detach().cpu().contiguous()
-    return host.view(-1).view(torch.uint8).numpy().view(numpy_dtype(tensor)).reshape(tuple(tensor.shape))
+    """A fresh NumPy array with the tensor's bits; waits for the device."""
+    host = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    flat: np.ndarray[Any, Any] = host.view(-1).view(torch.uint8).numpy()
+    return flat.view(numpy_dtype(tensor)).reshape(tuple(tensor.shape))
 
 
 def vector_elements(tensor: torch.Tensor) -> int:
