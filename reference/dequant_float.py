@@ -44,7 +44,7 @@ class Fp8(PackedFormat):
         n, k = shape
         blocks = (-(-n // self.BLOCK), -(-k // self.BLOCK))
         of_scale = {"tensor": (), "channel": (n,), "block": blocks}[form]
-        return {"weight": codes(UINT8, n, k), "scale": scales(FLOAT32, shape=of_scale)}
+        return {"weight": ArraySpec((UINT8,), (n, k), number=self.number), "scale": scales(FLOAT32, shape=of_scale)}
 
     def decode(self, packed: Packed, shape: Shape, group_size: int | None, contract: str) -> Array:
         n, k = shape
@@ -158,8 +158,8 @@ NF4_CODES = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 
-# bitsandbytes' own FP4, divided by its largest, 12: a sign bit and one of eight magnitudes, not e2m1. Code 8 is -0, as in
-# its C++ and CUDA kernels; its generic PyTorch path reads +0, since its table has the Python integer -0 there.
+# bitsandbytes' own FP4, divided by its largest, 12: a sign bit and one of eight magnitudes, not e2m1. Code 8 is -0, as
+# in its C++ and CUDA kernels; its generic PyTorch path reads +0, since its table has the Python integer -0 there.
 FP4_CODES = tuple(x / 12 for x in (0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3))
 
 

@@ -28,8 +28,8 @@ from pagebench.reference.validation import require
 def affine(q: Array, zero: Array | int, scale: Array, contract: str) -> Array:
     """scale * (q - zero) of integers q and zero, in the arithmetic of `contract`.
 
-    `half`: the scale rounds to float16, and so does the product. `fma_zero`: q * scale - round(zero * scale), where the inner
-    product rounds to the scale's dtype and the rest only once (vLLM's Marlin and Machete kernels for AWQ).
+    `half`: the scale rounds to float16, and so does the product. `fma_zero`: q * scale - round(zero * scale), where
+    the inner product rounds to the scale's dtype and the rest only once (vLLM's Marlin and Machete kernels for AWQ).
     """
     if contract == "fma_zero":
         exact = to_float64(scale)

@@ -35,7 +35,8 @@ class ArraySpec:
     """What a packed array must be: one of `dtypes`, of `shape`, and, when `below` is given, all in [0, below).
 
     scale: the number format of the scales in it, None where every bit is a code. `scale_offsets` None: each element is
-    a scale. Otherwise the bytes repeat every `period`, with a scale at each of these offsets.
+    a scale. Otherwise the bytes repeat every `period`, with a scale at each of these offsets. number: the number format
+    of the codes, where some of them are not finite.
     """
 
     dtypes: tuple[np.dtype[Any], ...]
@@ -44,6 +45,7 @@ class ArraySpec:
     scale: np.dtype[Any] | None = None
     scale_offsets: tuple[int, ...] | None = None
     period: int = 0
+    number: np.dtype[Any] | None = None
 
 
 def array_names(**forms: tuple[str, ...]) -> Forms:

@@ -17,19 +17,24 @@ def random_packed(
     *,
     form: str | None = None,
     scales: str = "normal",
+    finite: bool = False,
     number: np.dtype[Any] | None = None,
 ) -> dict[str, Array]:
     """Arrays of a valid weight of `format` and `form` (default: its first).
 
-    scales: "normal" (normally distributed) or "bits" (any bit pattern: NaN, infinities and subnormals too). number: the
-    dtype of the scales where the format has a choice (default: its first). Raises ValueError for sizes that the format
-    does not have.
+    scales: "normal" (normally distributed) or "bits" (any bit pattern: NaN, infinities and subnormals too). finite: no
+    code is NaN or an infinity. number: the dtype of the scales where the format has a choice (default: its first).
+    Raises ValueError for sizes that the format does not have.
     """
     chosen = FORMATS[format]
     form = form or next(iter(chosen.forms))
     chosen.validate_sizes(form, shape, group_size)
     specs = chosen.specs(form, shape, group_size)
-    return {name: _filled(spec, rng, scales, number) for name, spec in specs.items()}
+    packed = {name: _filled(spec, rng, scales, number) for name, spec in specs.items()}
+    for name, spec in specs.items():
+        if finite and spec.number is not None:
+            packed[name][~np.isfinite(packed[name].view(spec.number).astype(FLOAT32))] = 0
+    return packed
 
 
 def _filled(spec: ArraySpec, rng: np.random.Generator, scales: str, number: np.dtype[Any] | None) -> Array:

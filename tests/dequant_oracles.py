@@ -106,7 +106,7 @@ def gguf() -> Iterator[Comparison]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as decode
 
-    for what, note in _gguf_problems(rows=200):
+    for what, note in _gguf_problems(rows=100):
         kind = GGMLQuantizationType[_ggml_name(what.format)]
         with np.errstate(all="ignore"):
             yield compare(what, decode(what.packed["blocks"], kind), note)
@@ -116,7 +116,7 @@ def libgguf() -> Iterator[Comparison]:
     import libgguf as library
     from gguf import GGMLQuantizationType
 
-    for what, note in _gguf_problems(rows=200):
+    for what, note in _gguf_problems(rows=100):
         kind = GGMLQuantizationType[_ggml_name(what.format)]
         got = library.dequantize_rows(what.packed["blocks"], int(kind), n_per_row=what.shape[1])
         yield compare(what, got, note)
@@ -141,12 +141,12 @@ def torch() -> Iterator[Comparison]:
     for format, number in numbers.items():
         for form in FORMATS[format].forms:
             for dtype in DTYPES:
-                what = problem(format, (300, 520), form=form, dtype=dtype)
+                what = problem(format, (150, 260), form=form, dtype=dtype)
                 scale = tensor(what.packed["scale"])
                 if form == "channel":
                     scale = scale[:, None]
                 elif form == "block":
-                    scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:300, :520]
+                    scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:150, :260]
                 weight = tensor(what.packed["weight"]).view(number).float() * scale
                 yield compare(what, array_of(weight.to(torch_dtype(dtype))))
     for number in (FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT8_E8M0):
