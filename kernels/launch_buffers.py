@@ -5,6 +5,7 @@ against the buffers of the launch before it happens. A buffer is an array argume
 argument points to.
 """
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,12 @@ def _buffer(name: str, array: Any) -> Buffer:
     empty = any(n == 0 for n in shape)
     span = 0 if empty else itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     return Buffer(name, start, start + span, itemsize, shape, strides)
+
+
+def raw_memory(buffer: Buffer) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """uint8 [stop - start]: the memory from the first to the last byte of a buffer, which must stay alive meanwhile."""
+    span = buffer.stop - buffer.start
+    return np.frombuffer((ctypes.c_uint8 * span).from_address(buffer.start), np.uint8)
 
 
 def nearest_buffer(buffers: Sequence[Buffer], address: int) -> Buffer | None:

@@ -21,6 +21,8 @@ memory and its limits, and that programs run at the same time.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pagebench.kernels.devices import gpu_present
 
@@ -48,6 +50,22 @@ def activate(*, overflow: bool | None = None) -> bool:
     if overflow is not None:
         _report_overflow(overflow)
     return True
+
+
+@contextmanager
+def overflow_reported(on: bool) -> Iterator[None]:
+    """Inside, wrapping arithmetic raises if `on` (see `activate`); as it was where kernels are not interpreted."""
+    if not on or not _installed:
+        yield
+        return
+    from triton.runtime import interpreter
+
+    before = interpreter.interpreter_builder.options
+    _report_overflow(True)
+    try:
+        yield
+    finally:
+        interpreter.interpreter_builder.options = before
 
 
 _installed = False
