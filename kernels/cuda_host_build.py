@@ -31,7 +31,7 @@ _RUNTIME_SOURCES = (
     "cuda_host_scheduler.hpp",
     "cuda_host_warp.hpp",
 )
-_COMMON = ("-std=c++20", "-g1", "-gdwarf-4", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")
+_COMMON = ("-std=c++20", "-g1", "-gdwarf-4", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")
 _RUNTIME_FLAGS = (*_COMMON, "-O2", "-ftree-vectorize")
 _KERNEL_FLAGS = (
     *_COMMON,
@@ -107,7 +107,10 @@ def build(source: HostSource, entry: str, defines: Sequence[str], search: Sequen
 
 
 def _translation_unit(source: HostSource, entry: str) -> str:
-    system = "".join(f"#if __has_include(<{h}>)\n#include <{h}>\n#endif\n" for h in dict.fromkeys(source.system))
+    headers = [
+        h for h in dict.fromkeys(source.system) if h not in ("assert.h", "cassert")
+    ]  # they would undo our assert
+    system = "".join(f"#if __has_include(<{h}>)\n#include <{h}>\n#endif\n" for h in headers)
     shared = "".join(f'{{"{name}", {first}, {last}}}, ' for name, first, last in dict.fromkeys(source.shared_lines))
     return f"""\
 #include "cuda_host.hpp"

@@ -12,6 +12,7 @@
 #include "cuda_host_runtime.hpp"
 
 extern "C" const cuda_host::Coordinates cuda_host_coordinates;
+extern "C" const cuda_host::SharedLines cuda_host_shared_lines[];
 
 namespace cuda_host {
 
@@ -23,6 +24,24 @@ struct Global {
   const char* name;
   bool shared, writable;
 };
+
+// The same as GCC describes it (libsanitizer's __asan_global).
+struct RegisteredGlobal {
+  uintptr_t lo;
+  size_t size, size_with_redzone;
+  const char *name, *module;
+  uintptr_t dynamic_init;
+  const struct { const char* file; uint32_t line, column; } * location;
+  uintptr_t odr_indicator;
+};
+
+struct Registered {
+  const RegisteredGlobal* globals;
+  size_t count;
+};
+constexpr int kMaxRegistered = 16;  // one for each file of the module
+static Registered registered[kMaxRegistered];
+static int num_registered;
 
 struct Region {
   uintptr_t lo, hi;
@@ -179,12 +198,29 @@ static int find_module(dl_phdr_info* info, size_t, void*) {
   return 1;
 }
 
+static bool is_shared(const RegisteredGlobal& g) {
+  if (g.location == nullptr) return false;
+  for (auto* lines = cuda_host_shared_lines; lines->file != nullptr; ++lines)
+    if (g.location->line >= lines->first && g.location->line <= lines->last && strcmp(g.location->file, lines->file) == 0)
+      return true;
+  return false;
+}
+
+// Takes stock of the module's variables, once.
+static void find_globals() {
+  if (memory.module_hi != 0) return;
+  for (int i = 0; i < num_registered; ++i)
+    for (size_t j = 0; j < registered[i].count; ++j) {
+      const RegisteredGlobal& g = registered[i].globals[j];
+      memory.globals.push_back({g.lo, g.lo + g.size, g.lo + g.size_with_redzone, g.name, is_shared(g), true});
+    }
+  std::sort(memory.globals.begin(), memory.globals.end(), [](const Global& a, const Global& b) { return a.lo < b.lo; });
+  dl_iterate_phdr(find_module, nullptr);
+}
+
 // What this launch may touch: its buffers (overlapping ones joined), shared memory, the module's own variables.
 static void set_regions(const Launch& launch) {
-  if (memory.module_hi == 0) {
-    std::sort(memory.globals.begin(), memory.globals.end(), [](const Global& a, const Global& b) { return a.lo < b.lo; });
-    dl_iterate_phdr(find_module, nullptr);
-  }
+  find_globals();
   memory.dynamic_bytes = launch.dynamic_shared;
   std::vector<Region>& regions = memory.regions;
   regions.clear();
@@ -209,6 +245,7 @@ static void set_regions(const Launch& launch) {
 }
 
 static uint64_t static_shared_bytes() {
+  find_globals();
   uint64_t bytes = 0;
   for (const Global& g : memory.globals) bytes += g.shared ? g.hi - g.lo : 0;
   return bytes;
@@ -263,29 +300,11 @@ void* cuda_host_memset(void* to, int value, size_t size) {
   return __builtin_memset(to, value, size);
 }
 
-// GCC's description of a global variable (libsanitizer's __asan_global).
-struct RegisteredGlobal {
-  uintptr_t lo;
-  size_t size, size_with_redzone;
-  const char *name, *module;
-  uintptr_t dynamic_init;
-  const struct { const char* file; uint32_t line, column; } * location;
-  uintptr_t odr_indicator;
-};
-
-extern const cuda_host::SharedLines cuda_host_shared_lines[];
-
-void __asan_register_globals(const RegisteredGlobal* globals, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const RegisteredGlobal& g = globals[i];
-    bool shared = false;
-    for (auto* lines = cuda_host_shared_lines; g.location != nullptr && lines->file != nullptr; ++lines)
-      shared |= g.location->line >= lines->first && g.location->line <= lines->last &&
-                strcmp(g.location->file, lines->file) == 0;
-    cuda_host::memory.globals.push_back({g.lo, g.lo + g.size, g.lo + g.size_with_redzone, g.name, shared, true});
-  }
+void __asan_register_globals(const cuda_host::RegisteredGlobal* globals, size_t count) {
+  using namespace cuda_host;  // runs before this file's constructors: it only notes the array
+  if (num_registered < kMaxRegistered) registered[num_registered++] = {globals, count};
 }
-void __asan_unregister_globals(const RegisteredGlobal*, size_t) {}
+void __asan_unregister_globals(const cuda_host::RegisteredGlobal*, size_t) {}
 void __asan_handle_no_return() {}
 void __asan_before_dynamic_init(const char*) {}
 void __asan_after_dynamic_init() {}

@@ -9,6 +9,7 @@ import pytest
 from pagebench.kernels import cuda_host, launch_buffers
 from pagebench.kernels.cuda_host import (
     BarrierDivergence,
+    CompileError,
     KernelAborted,
     KernelTimeout,
     MemoryFault,
@@ -161,12 +162,23 @@ def test_another_threads_stack_is_out_of_bounds(faults: RawModule) -> None:
         faults.get_function("foreign_stack")((1,), (32,), (np.zeros(32, np.float32),))
 
 
-def test_a_read_only_array_cannot_be_stored_to() -> None:
-    code = 'extern "C" __global__ void fill(int* out) { out[threadIdx.x] = 1; }'
+def test_a_read_only_array_and_the_standard_assert() -> None:
+    code = """#include <cassert>
+    extern "C" __global__ void fill(int* out) { assert(gridDim.x == 1); out[threadIdx.x] = 1; }"""
+    kernel = RawModule(code=code).get_function("fill")
     out = np.zeros(4, np.int32)
+    kernel((1,), (4,), (out,))
+    with pytest.raises(KernelAborted, match="assertion failed: gridDim.x == 1"):
+        kernel((2,), (4,), (out,))
     out.flags.writeable = False
     with pytest.raises(MemoryFault, match=r"store of 4 bytes, buffer 'out' at element 0 of 4.*read-only"):
-        RawModule(code=code).get_function("fill")((1,), (4,), (out,))
+        kernel((1,), (4,), (out,))
+
+
+def test_a_stack_frame_larger_than_a_threads_stack_does_not_compile() -> None:
+    code = 'extern "C" __global__ void k(int* out) { volatile int big[99999]; big[out[0]] = 1; out[1] = big[2]; }'
+    with pytest.raises(CompileError, match="frame size"):
+        RawModule(code=code).get_function("k")
 
 
 @pytest.mark.parametrize(
