@@ -50,7 +50,7 @@ def python(session: nox.Session, *arguments: str, **environment: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the whole test suite: properties of both providers and tests of the harness, in minutes and without a GPU."""
-    install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH, "websocket-client")
+    install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH)
     python(session, "-m", "pytest", "--allowed-skips", "tests/allowed_skips.toml", *session.posargs)
 
 
