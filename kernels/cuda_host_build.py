@@ -27,7 +27,9 @@ _RUNTIME_SOURCES = (
     "cuda_host_runtime.cpp",
     "cuda_host_runtime.hpp",
     "cuda_host_fibers.hpp",
+    "cuda_host_launch.hpp",
     "cuda_host_memory.hpp",
+    "cuda_host_sanitizer.hpp",
     "cuda_host_scheduler.hpp",
     "cuda_host_warp.hpp",
 )

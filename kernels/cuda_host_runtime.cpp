@@ -7,5 +7,8 @@
 
 #include "cuda_host_fibers.hpp"
 #include "cuda_host_memory.hpp"
+#include "cuda_host_sanitizer.hpp"
 #include "cuda_host_scheduler.hpp"
 #include "cuda_host_warp.hpp"
+
+#include "cuda_host_launch.hpp"

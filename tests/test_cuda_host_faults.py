@@ -168,7 +168,7 @@ def test_a_read_only_array_and_the_standard_assert() -> None:
     kernel = RawModule(code=code).get_function("fill")
     out = np.zeros(4, np.int32)
     kernel((1,), (4,), (out,))
-    with pytest.raises(KernelAborted, match="assertion failed: gridDim.x == 1"):
+    with pytest.raises(KernelAborted, match=r"assertion failed: gridDim\.x == 1"):
         kernel((2,), (4,), (out,))
     out.flags.writeable = False
     with pytest.raises(MemoryFault, match=r"store of 4 bytes, buffer 'out' at element 0 of 4.*read-only"):
