@@ -1,12 +1,12 @@
 // Copy KV blocks inside many caches at once, as if every block were read before any is written.
 //
-// The same byte of every block forms a column, and columns do not touch each other: whatever the pairs (src, dst) are, it
-// is enough that one thread moves its bytes of the pairs in an order in which each block is read before it is written.
-// A block is written by one pair at most, so the pair that writes a pair's source, its parent, is unique, and pairs that
-// depend on each other form a tree, or a cycle with trees hanging on it. `plan_block_copy` finds the parents, in O(pairs)
-// and in log2(pairs) rounds where there are cycles. `copy_blocks` gives every tree to programs of its own, one for each
-// slice of each cache: they visit the tree with children first. A cycle is a tree from its lowest pair, whose source is
-// loaded before everything else. Pairs that depend on no other pair are trees of one.
+// The same byte of every block forms a column, and columns do not touch each other: whatever the pairs (src, dst)
+// are, it is enough that one thread moves its bytes of the pairs in an order in which each block is read before it is
+// written. A block is written by one pair at most, so the pair that writes a pair's source, its parent, is unique,
+// and pairs that depend on each other form a tree, or a cycle with trees hanging on it. `plan_block_copy` finds the
+// parents, in O(pairs) and in log2(pairs) rounds where there are cycles. `copy_blocks` gives every tree to programs
+// of its own, one for each slice of each cache: they visit the tree with children first. A cycle is a tree from its
+// lowest pair, whose source is loaded before everything else. Pairs that depend on no other pair are trees of one.
 //
 // Bytes moved: every source once, every destination once, and 16 bytes of plan per pair and program from the L2 cache.
 // Every thread has four 16-byte loads in flight before its first store; nothing waits for another thread.
@@ -81,8 +81,8 @@ plan_block_copy(const long long* pairs, long long pair_stride, long long side_st
   }
 }
 
-// A range of bytes in every block of a cache, as it lies in memory: `runs` of `run_words` words, the runs `inner` x `outer`.
-// Strides in bytes. Mirrors LAYOUT_FIELDS in block_copy_cupy.py.
+// A range of bytes in every block of a cache, as it lies in memory: `runs` of `run_words` words, the runs `inner` x
+// `outer`. Strides in bytes. Mirrors LAYOUT_FIELDS in block_copy_cupy.py.
 struct Layout {
   long long offset, block_stride, run_words, inner, inner_stride, outer, outer_stride;
 };

@@ -5,6 +5,10 @@ widest words, up to 16 bytes, that its addresses and strides allow; one launch p
 
 Launches: the plan (one program) and the copy. Two launches, since whether pairs depend on each other is known on the
 device only.
+
+Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, no spills: copy_blocks<uint4> 64 registers, 8 programs of 128
+threads per SM, so 64 KB of loads in flight; 9 LDG.128, 8 STG.128; its 15 narrow loads are the pair, the plan and the
+layout, one address for a whole program. plan_block_copy 32 / 32 / 40 registers.
 """
 
 from collections.abc import Iterator
@@ -18,7 +22,7 @@ from pagebench.kernels.cupy_launch import Device, address, ceil_div, strides_of
 SOURCE = "block_copy.cu"
 WORDS = {16: "uint4", 8: "unsigned long long", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 WORDS_PER_THREAD = 4  # as in block_copy.cu
-THREADS = 128  # 8 KB per program and step: four programs per SM fill the 25 KB that an H200 needs in flight
+THREADS = 128  # 8 KB per program: a block of 32 KB makes four, and eight programs per SM keep 64 KB in flight
 PLAN_THREADS = 256
 MAX_WORDS = 2**31  # of one layout: the kernel divides in 32 bits
 MAX_GRID_Y = 65535

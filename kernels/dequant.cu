@@ -3,13 +3,14 @@
 // Two kernels hold the tiling, the tails and the stores, each written once; a format adds a struct with its decoding.
 //
 // `dequantize_columns`: formats packed in words across the rows of [k, n] (GPTQ: one int32 holds eight k of one n). The
-//   output is [k, n], whose transpose is the weight. A thread takes eight columns: 16-byte loads of words and scales, one
-//   int32 of zero points, and one 16-byte store per row of its word (two for float32). A warp's stores are 512 contiguous
-//   bytes of a row. Each packed byte is read once, except scales and zero points, which come from the L2 cache when other
-//   words share their group.
+//   output is [k, n], whose transpose is the weight. A thread takes eight columns: 16-byte loads of words and scales,
+//   one int32 of zero points, and one 16-byte store per row of its word (two for float32). A warp's stores are 512
+//   contiguous bytes of a row. Each packed byte is read once, except scales and zero points, which come from the L2
+//   cache when other words share their group.
 //
-// `dequantize_blocks`: formats that are a sequence of small byte blocks, GGUF's. Blocks are 2-byte aligned at best (Q8_0:
-//   34 bytes), so that no thread could load its block in wide words. But eight blocks of an even size are a multiple of 16
+// `dequantize_blocks`: formats that are a sequence of small byte blocks, GGUF's. Blocks are 2-byte aligned at best
+// (Q8_0:
+//   34 bytes), so no thread could load its block in wide words. But eight blocks of an even size are a multiple of 16
 //   bytes: a program copies a tile of blocks to shared memory as it lies, in 16-byte words, and decodes from there. A
 //   thread decodes eight elements: one 16-byte store, a warp's being contiguous. Each byte is read once.
 //
@@ -23,12 +24,11 @@ using namespace pb;
 
 constexpr int RUN = 8;  // consecutive outputs of a thread: 16 bytes of a 16-bit type
 
-// A packed array [rows, columns] (or [columns]): strides in elements; `vector` when rows may be read in 16-byte words.
-template <typename T>
+// A packed array [rows, columns] (or [columns]), strides in elements; WIDE: rows are contiguous and in 16-byte words.
+template <typename T, bool WIDE>
 struct Packed {
   const T* data;
   long long row_stride, column_stride;
-  bool vector;
 
   __device__ T at(long long row, long long column) const { return data[row * row_stride + column * column_stride]; }
 
@@ -36,7 +36,7 @@ struct Packed {
   template <int COUNT>
   __device__ void load(long long row, long long column, T (&out)[COUNT]) const {
     constexpr int WORDS = COUNT * sizeof(T) / 16;
-    if (vector) {
+    if constexpr (WIDE) {
       const T* from = data + row * row_stride + column;
       uint4 words[WORDS];
 #pragma unroll
@@ -64,44 +64,45 @@ __device__ void store_run(Out* to, const float (&values)[RUN]) {
   }
 #pragma unroll
   for (int i = 0; i < WORDS; i += 4)
-    store16_streaming(reinterpret_cast<unsigned*>(to) + i, make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]));
+    store16_streaming(reinterpret_cast<unsigned*>(to) + i,
+                      make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]));
 }
 
-// --- formats packed across rows -----------------------------------------------------------------------------------------
+// --- formats packed across rows ------------------------------------------------------------------------------------
 //
-// A format has WORD_ROWS, the rows of [k, n] that a word covers, and a constructor that loads eight columns of one row of
-// words; `row` decodes the eight columns of one of the word's rows. `arrays` are the packed arrays in the order of
-// FORMATS[...].arrays, each with its strides and its bit of `vector`.
+// A format has WORD_ROWS, the rows of [k, n] that a word covers, and a constructor that loads eight columns of one
+// row of words; `row` decodes the eight columns of one of the word's rows. `arrays` are the packed arrays in the
+// order of the format's registration in dequant_cupy.py. WIDE is a template's: code that a program runs through once
+// should not be twice as long for the sake of arrays that cannot be loaded in wide words.
 
 struct Arrays {
   const void* data[4];
   long long row_stride[4], column_stride[4];
-  int vector;
 
-  template <typename T>
-  __device__ Packed<T> get(int i) const {
-    return {static_cast<const T*>(data[i]), row_stride[i], column_stride[i], (vector >> i & 1) != 0};
+  template <typename T, bool WIDE>
+  __device__ Packed<T, WIDE> get(int i) const {
+    return {static_cast<const T*>(data[i]), row_stride[i], column_stride[i]};
   }
 };
 
-// qweight int32 [k/8, n], qzeros int32 [groups, n/8], scales 16-bit [groups, n], g_idx int32 [1, k]; Scale is their type.
-// scale * (q - zero): 11 significant bits times 5. An integer below 2^23 set into the last bits of 2^23 is their sum as a
-// float: one logic instruction in place of a slow conversion, and the differences are exact.
-template <typename Scale>
+// qweight int32 [k/8, n], qzeros int32 [groups, n/8], scales 16-bit [groups, n], g_idx int32 [1, k]; Scale is their
+// type. scale * (q - zero): 11 significant bits times 5. An integer below 2^23 set into the last bits of 2^23 is
+// their sum as a float: one logic instruction in place of a slow conversion, and the differences are exact.
+template <typename Scale, bool WIDE>
 struct GptqV2 {
   static constexpr int WORD_ROWS = 8;
-  Packed<int> qweight, qzeros, g_idx;
-  Packed<unsigned short> scales;
+  Packed<int, WIDE> qweight, qzeros, g_idx;
+  Packed<unsigned short, WIDE> scales;
   int words[RUN], groups[WORD_ROWS];
   float scale[RUN], raised_zero[RUN];  // 2^23 + zero
   int loaded_group;
   long long column;
 
   __device__ GptqV2(const Arrays& arrays, long long word_row, long long column)
-      : qweight(arrays.get<int>(0)),
-        qzeros(arrays.get<int>(1)),
-        g_idx(arrays.get<int>(3)),
-        scales(arrays.get<unsigned short>(2)),
+      : qweight(arrays.get<int, WIDE>(0)),
+        qzeros(arrays.get<int, WIDE>(1)),
+        g_idx(arrays.get<int, WIDE>(3)),
+        scales(arrays.get<unsigned short, WIDE>(2)),
         loaded_group(-1),
         column(column) {
     qweight.load(word_row, column, words);
@@ -135,10 +136,10 @@ struct GptqV2 {
 // One program: row of words blockIdx.x / column_tiles, and RUN columns per thread. out [k, columns], contiguous.
 template <typename Format, typename Out>
 __global__ void __launch_bounds__(128)
-dequantize_columns(Out* out, long long columns, int column_tiles, int vector,
-                   const void* data0, long long row0, long long column0, const void* data1, long long row1, long long column1,
-                   const void* data2, long long row2, long long column2, const void* data3, long long row3, long long column3) {
-  const Arrays arrays = {{data0, data1, data2, data3}, {row0, row1, row2, row3}, {column0, column1, column2, column3}, vector};
+dequantize_columns(Out* out, long long columns, int column_tiles, const void* data0, long long row0, long long column0,
+                   const void* data1, long long row1, long long column1, const void* data2, long long row2,
+                   long long column2, const void* data3, long long row3, long long column3) {
+  const Arrays arrays = {{data0, data1, data2, data3}, {row0, row1, row2, row3}, {column0, column1, column2, column3}};
   const long long word_row = blockIdx.x / column_tiles;
   const long long tile = blockIdx.x - word_row * column_tiles;
   const long long column = (tile * blockDim.x + threadIdx.x) * RUN;
@@ -153,7 +154,7 @@ dequantize_columns(Out* out, long long columns, int column_tiles, int vector,
   }
 }
 
-// --- formats of byte blocks ---------------------------------------------------------------------------------------------
+// --- formats of byte blocks ----------------------------------------------------------------------------------------
 //
 // A format has ELEMENTS and BYTES of a block, and `decode`: eight elements of a block in shared memory, from `first`, a
 // multiple of eight. The block is 2-byte aligned.
@@ -178,8 +179,8 @@ struct Q8Zero {
 // [rows, row_blocks * ELEMENTS], contiguous. Rows of a contiguous array are one long row to the launcher.
 template <typename Format, typename Out>
 __global__ void __launch_bounds__(128)
-dequantize_blocks(Out* out, const unsigned char* blocks, long long row_stride, long long byte_stride, long long row_blocks,
-                  int tiles, int tile, int vector) {
+dequantize_blocks(Out* out, const unsigned char* blocks, long long row_stride, long long byte_stride,
+                  long long row_blocks, int tiles, int tile, int vector) {
   extern __shared__ __align__(16) unsigned char staged[];
   const long long row = blockIdx.x / tiles;
   const long long first_block = (blockIdx.x - row * tiles) * tile;

@@ -1,92 +1,38 @@
 // Attention of one query per sequence over a paged KV cache (decode), split over the keys.
 //
-// Work: one item per (sequence, split of its keys, KV head, tile of its query heads), the heads fastest, since heads of one
-// key are neighbours in memory. The host does not know the lengths, only the block table's width, and a program per
-// possible split would mostly start in vain: so a bounded number of programs count off the items that exist (`Finder`).
-// A program loads each key and value of its split once, for all query heads of the tile:
+// Work: one item per (sequence, split of its keys, KV head, tile of its query heads), the heads fastest, since heads
+// of one key are neighbours in memory. The host does not know the lengths, only the block table's width, and a
+// program per possible split would mostly start in vain: so a bounded number of programs count off the items that
+// exist (`Finder`). A program loads each key and value of its split once, for all query heads of the tile:
 //
-//   block table -> slot offsets, two tiles ahead, in shared memory     (a division and a table read per key, not per piece)
-//   K and V     -> shared memory, one tile ahead, by cp.async          (16 bytes a thread, 8 to 64 lines in flight a warp)
-//   four warps  -> scores, softmax, weighted values                    (paged_attention_warps.cuh)
+//   block table -> slot offsets, two tiles ahead, in shared memory   (one division and table read for each key)
+//   K and V     -> shared memory, one tile ahead, by cp.async        (16 bytes a thread)
+//   four warps  -> scores, softmax, weighted values                  (paged_attention_warps.cuh)
 //
-// Warps share out the tile's rows (query heads) and then its keys; each keeps a softmax state of its own, and nothing but one
-// barrier per tile joins them until the end, where they are merged in shared memory. A sequence of one split is finished
-// there. Otherwise the partial result, weighted values and State, goes to scratch, and `reduce_splits` merges the splits.
+// Warps share out the tile's rows (query heads) and then its keys; each keeps a softmax state of its own, and nothing
+// but one barrier per tile joins them until the end, where they are merged in shared memory. A sequence of one split
+// is finished there. Otherwise the partial result, weighted values and State, goes to scratch, and `reduce_splits`
+// merges the splits.
 //
-// Splits depend on the sequence's own length alone, so its result does not depend, to the bit, on what it is batched with.
+// Splits depend on the sequence's own length alone, so its result does not depend, to the bit, on what it is batched
+// with.
 //
-// Bytes moved: K and V of every sequence once (per tile of 64, for float32 16, query heads of a KV head), and for each split
-// and query head 4 (D + 2) bytes of scratch, written and read: 0.8 % of K and V for 512 keys of Llama-3-8B.
+// Bytes moved: K and V of every sequence once (per tile of 64, for float32 16, query heads of a KV head), and for
+// each split and query head 4 (D + 2) bytes of scratch, written and read: 1.6 % of K and V for 512 keys of
+// Llama-3-8B.
 //
-// Caches and queries may have any strides. Where rows are contiguous, multiples of 16 bytes and aligned, `vector` is set;
-// else elements are loaded one by one into the same shared tile.
+// Caches and queries may have any strides. Where rows are contiguous, multiples of 16 bytes and aligned, `vector` is
+// set; else elements are loaded one by one into the same shared tile.
 //
-// Never read: table entries behind the last used block, slots behind the sequence's end; their place in the tile is zero.
+// Code generation, NVRTC 13.2: see paged_attention_cupy.py.
+//
+// Never read: table entries behind the last used block, slots behind the sequence's end; their place in the tile is
+// zero.
+#include "paged_attention_splits.cuh"
 #include "paged_attention_warps.cuh"
 
-constexpr int THREADS = 128, WARPS = THREADS / kWarpSize;
 constexpr int STAGES = 2;  // tiles in shared memory: one in use, one in flight. More would cost programs per SM
 constexpr int OCTET = 8;   // columns of the result that a thread writes at a time
-
-// Up to `most` splits of a multiple of `keys` keys.
-struct Splits {
-  int count, keys;
-  __device__ Splits(int length, int split_keys, int most) {
-    const int pieces = (length + split_keys - 1) / split_keys;
-    const int pieces_each = (pieces + most - 1) / most;
-    keys = split_keys * pieces_each;
-    count = length == 0 ? 0 : (pieces + pieces_each - 1) / pieces_each;
-  }
-};
-
-// The query ranges and lengths of the sequences, and who is to do what.
-struct Sequences {
-  const int* seq_lens;
-  long long length_stride;
-  const int* query_start;
-  long long start_stride;
-  int num_seqs, split_keys, max_splits;
-
-  __device__ int token(int seq) const { return query_start[seq * start_stride]; }
-  __device__ bool has_query(int seq) const { return query_start[(seq + 1) * start_stride] > token(seq); }
-  __device__ int length(int seq) const { return seq_lens[seq * length_stride]; }
-  __device__ Splits splits(int seq) const { return Splits(length(seq), split_keys, max_splits); }
-};
-
-// Finds the sequence and the split that come `unit`-th, counting the splits of each sequence with a query, of an empty one
-// too. All threads call it together; false when there are fewer.
-struct Finder {
-  int warp_totals[WARPS], seq, split;
-
-  __device__ bool find(const Sequences& sequences, int unit) {
-    const int thread = threadIdx.x, lane = thread % kWarpSize;
-    int before = 0;  // splits of the sequences below `first`
-#pragma unroll 1
-    for (int first = 0; first < sequences.num_seqs; first += THREADS) {
-      const int own = first + thread;
-      const bool counts = own < sequences.num_seqs && sequences.has_query(own);
-      const int count = counts ? max(sequences.splits(own).count, 1) : 0;
-      int upto = count;
-#pragma unroll
-      for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
-        const int below = __shfl_up_sync(kFullMask, upto, lanes);
-        if (lane >= lanes) upto += below;
-      }
-      if (lane == kWarpSize - 1) warp_totals[thread / kWarpSize] = upto;
-      __syncthreads();
-      int start = before + upto - count;
-#pragma unroll
-      for (int warp = 0; warp < WARPS; ++warp) {
-        if (warp < thread / kWarpSize) start += warp_totals[warp];
-        before += warp_totals[warp];
-      }
-      if (start <= unit && unit < start + count) seq = own, split = unit - start;
-      __syncthreads();
-      if (unit < before) return true;
-    }
-    return false;
-  }
-};
 
 // 16 bytes of a row to shared memory; the first `elements` exist, the others become zero.
 template <typename T>
@@ -130,7 +76,8 @@ __device__ float natural_log_sum(float maximum, float sum) {
 
 // Eight columns of a row summed over the key warps, whose results are `rows` rows apart.
 template <typename Warp>
-__device__ State merge_warps(const float* weighted, const State* states, int rows, int key_warps, float (&total)[OCTET]) {
+__device__ State merge_warps(const float* weighted, const State* states, int rows, int key_warps,
+                             float (&total)[OCTET]) {
   State merged = {-kInfinity, 0.0f};
 #pragma unroll 1
   for (int w = 0; w < key_warps; ++w) merged.maximum = fmaxf(merged.maximum, states[w * rows].maximum);
@@ -148,7 +95,8 @@ __device__ State merge_warps(const float* weighted, const State* states, int row
 
 // Divide by the denominator and write eight columns of `row` of out, and lse with the first.
 template <typename T>
-__device__ void finish(T* out, float* lse, long long row, int column, int head_size, float (&total)[OCTET], const State& state) {
+__device__ void finish(T* out, float* lse, long long row, int column, int head_size, float (&total)[OCTET],
+                       const State& state) {
   const float inverse = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;
 #pragma unroll
   for (int j = 0; j < OCTET; ++j) total[j] *= inverse;
@@ -227,9 +175,9 @@ paged_attention(T* out, float* lse, float* partials, State* states, const T* que
                 long long key_slot_stride, long long key_head_stride, long long key_stride, const T* values,
                 long long value_block_stride, long long value_slot_stride, long long value_head_stride,
                 long long value_stride, const int* block_table, long long table_stride, long long entry_stride,
-                const int* seq_lens, long long length_stride, const int* query_start, long long start_stride, float scale,
-                int head_size, int block_size, int num_seqs, int num_kv_heads, int group, int row_tiles, int row_warps,
-                int tile, int split_keys, int max_splits, int vector, int query_vector) {
+                const int* seq_lens, long long length_stride, const int* query_start, long long start_stride,
+                float scale, int head_size, int block_size, int num_seqs, int num_kv_heads, int group, int row_tiles,
+                int row_warps, int tile, int split_keys, int max_splits, int vector, int query_vector) {
   constexpr int D = Warp::HEAD, PIECE = KeyTiles<Warp>::PIECE, PIECES = KeyTiles<Warp>::PIECES;
   const Sequences sequences = {seq_lens, length_stride, query_start, start_stride, num_seqs, split_keys, max_splits};
   const int head_tiles = num_kv_heads * row_tiles, num_heads = num_kv_heads * group;
@@ -265,8 +213,8 @@ paged_attention(T* out, float* lse, float* partials, State* states, const T* que
     for (int row = thread / PIECES; row < rows; row += THREADS / PIECES) {
       const T* from = query + token * query_token_stride + (first_head + row) * query_head_stride;
       const int exist = row < heads ? elements : 0;
-      stage_piece(query_tile + swizzled<T, D>(row, piece), exist ? from + piece * PIECE * query_stride : query, query_stride,
-                  exist, query_vector != 0);
+      stage_piece(query_tile + swizzled<T, D>(row, piece), exist ? from + piece * PIECE * query_stride : query,
+                  query_stride, exist, query_vector != 0);
     }
 
     Warp state;
@@ -280,8 +228,8 @@ paged_attention(T* out, float* lse, float* partials, State* states, const T* que
       const int visible = end - first - index * tile;
 #pragma unroll 1
       for (int chunk = key_warp * Warp::CHUNK; chunk < min(tile, visible); chunk += key_warps * Warp::CHUNK)
-        state.attend(query_tile, row_warp * Warp::ROWS, kv.key_tile(index) + chunk * D, kv.value_tile(index) + chunk * D,
-                     visible - chunk, scale);
+        state.attend(query_tile, row_warp * Warp::ROWS, kv.key_tile(index) + chunk * D,
+                     kv.value_tile(index) + chunk * D, visible - chunk, scale);
       kv.note(index + 2, ahead);
     }
 
@@ -293,7 +241,8 @@ paged_attention(T* out, float* lse, float* partials, State* states, const T* que
     for (int i = thread; i < heads * (D / OCTET); i += THREADS) {
       const int row = i / (D / OCTET), column = i % (D / OCTET) * OCTET;
       float total[OCTET];
-      const State merged = merge_warps<Warp>(weighted + row * (D + MERGE_PAD) + column, warp_states + row, rows, key_warps, total);
+      const float* from = weighted + row * (D + MERGE_PAD) + column;
+      const State merged = merge_warps<Warp>(from, warp_states + row, rows, key_warps, total);
       const int head = first_head + row;
       if (splits.count > 1) {
         const long long at = (static_cast<long long>(seq) * num_heads + head) * max_splits + split;
@@ -309,9 +258,9 @@ paged_attention(T* out, float* lse, float* partials, State* states, const T* que
 // Program: (sequence, query head). Threads share out the columns, OCTET each, and then the splits.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-reduce_splits(T* out, float* lse, const float* partials, const State* states, const int* seq_lens, long long length_stride,
-              const int* query_start, long long start_stride, int head_size, int padded_head, int num_seqs, int num_heads,
-              int split_keys, int max_splits) {
+reduce_splits(T* out, float* lse, const float* partials, const State* states, const int* seq_lens,
+              long long length_stride, const int* query_start, long long start_stride, int head_size, int padded_head,
+              int num_seqs, int num_heads, int split_keys, int max_splits) {
   const Sequences sequences = {seq_lens, length_stride, query_start, start_stride, num_seqs, split_keys, max_splits};
   const int head = blockIdx.x % num_heads, seq = blockIdx.x / num_heads;
   const int count = sequences.splits(seq).count;

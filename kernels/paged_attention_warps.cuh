@@ -6,11 +6,11 @@
 //                  instructions this way than with float32 arithmetic.
 //   FmaWarp<D>     float32, 4 rows, IEEE multiply-adds.
 // D is the head size padded to 64, 128 or 256. Both have
-//   Element, HEAD, ROWS, CHUNK                   the key tile is consumed CHUNK keys at a time
-//   PROGRAMS_PER_SM                              of four warps, that the registers must leave room for
-//   attend(query, row, key, value, visible, scale)   its rows begin at `row` of the query tile; key and value point at the
-//                                                chunk, of which `visible` keys exist; scale includes log2(e)
-//   store(weighted, states)                      float [ROWS][HEAD + MERGE_PAD], State [ROWS]
+//   Element, HEAD, ROWS, CHUNK   the key tile is consumed CHUNK keys at a time
+//   PROGRAMS_PER_SM              of four warps, that the registers must leave room for
+//   attend                       one chunk: its rows begin at `row` of the query tile; `key` and `value` point at the
+//                                chunk, of which `visible` keys exist; `scale` includes log2(e)
+//   store                        results: weighted float [ROWS][HEAD + MERGE_PAD], states [ROWS]
 //
 // Scores are in base 2: weights are exp2(score - maximum). Sums are float32. The denominator adds unrounded weights.
 #pragma once
@@ -33,8 +33,8 @@ __device__ int swizzled(int row, int piece) {
   return row * HEAD + (piece ^ (row & 7)) * PIECE;
 }
 
-// The maximum after more scores, and the factor for what was summed relative to the old one. `reference` replaces a maximum
-// of -inf, where nothing was seen, so that no infinities are subtracted.
+// The maximum after more scores, and the factor for what was summed relative to the old one. `reference` replaces a
+// maximum of -inf, where nothing was seen, so that no infinities are subtracted.
 struct Rescale {
   float maximum, reference, factor;
   __device__ Rescale(float old_maximum, float new_scores)
@@ -100,8 +100,8 @@ class MmaWarp {
   }
 
  private:
-  // A weight is at most 1, and float16 has no number between 0 and 2^-24: raised by 2^15 before it is rounded, a weight keeps
-  // its relative precision down to 2^-29.
+  // A weight is at most 1, and float16 has no number between 0 and 2^-24: raised by 2^15 before it is rounded, a
+  // weight keeps its relative precision down to 2^-29.
   static constexpr float WEIGHT_SCALE = IS_FLOAT16<T> ? 32768.0f : 1.0f;
 
   State state_[2];              // rows lane / 4 and lane / 4 + 8; the sum is this lane's part of it
@@ -114,7 +114,8 @@ class MmaWarp {
   }
 
   // Scores of row lane / 4 + 8 * half to weights, as registers `half` and `half + 2` of the A operand.
-  __device__ void weigh(int half, int lane, const float (&scores)[2][4], int visible, float scale, unsigned (&weights)[4]) {
+  __device__ void weigh(int half, int lane, const float (&scores)[2][4], int visible, float scale,
+                        unsigned (&weights)[4]) {
     float s[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
