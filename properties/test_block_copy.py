@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.properties import contracts, relations
+from pagebench.properties import contracts, far_blocks, relations
 from pagebench.properties.block_copy_recipes import CopyRecipe
 from pagebench.properties.claims import claim, fixed
 from pagebench.properties.subject import Subject
@@ -58,3 +58,12 @@ def test_every_map_of_three_blocks(subject: Subject) -> None:
         problem = type(recipe.build())(recipe.build().caches, pairs)
         if subject.accepted(problem):
             subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
+def test_far_blocks(subject: Subject) -> None:
+    """Block id times stride does not wrap at 2^31."""
+    recipe = CopyRecipe((("uint8", (1000,), "contiguous"),) * 2, num_blocks=3, pairs="cycle", count=3)
+    problem = recipe.build()
+    if subject.accepted(problem):
+        subject.hold(far_blocks.check_far_blocks, problem)

@@ -5,8 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pagebench.properties import contracts, probes, relations
-from pagebench.properties.claims import claim
+from pagebench.properties import contracts, far_blocks, probes, relations
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.properties.subject import Subject
 
 OP = "paged_attention"
@@ -104,6 +105,15 @@ def test_wide_window(subject: Subject, data: Any) -> None:
     if case.problem.causal and case.problem.window is None:
         longest = int(case.problem.seq_lens.max(initial=0))
         _hold_if_accepted(subject, dataclasses.replace(case.problem, window=longest + 1), case.variant)
+
+
+@fixed(OP)
+def test_far_blocks(subject: Subject) -> None:
+    """Block id times stride does not wrap at 2^31."""
+    problem = AttentionRecipe(sequences=((1, 35),), spare_blocks=0, group=2).build()
+    if subject.accepted(problem):
+        for variant in subject.variants(problem):
+            subject.hold(far_blocks.check_far_blocks, problem, variant)
 
 
 def _hold_if_accepted(subject: Subject, problem: Any, variant: dict[str, Any]) -> None:

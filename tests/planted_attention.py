@@ -341,3 +341,40 @@ class EmptyBatchRefused(Attention):
     def paged_attention(self, p: PagedAttention, split: int = 64) -> tuple[Array, Array | None]:
         assert p.num_seqs, "a grid of 0 programs"
         return super().paged_attention(p, split)
+
+
+class OffsetIn32Bits(Attention):
+    """The product of block id and stride wraps; here to the first block."""
+
+    def block_ids(self, p: PagedAttention, seq: int, keys: Array) -> Array:
+        blocks = super().block_ids(p, seq, keys)
+        return np.where(blocks.astype(np.int64) * (p.key_cache.strides[0] // p.key_cache.itemsize) < 2**31, blocks, 0)
+
+
+class FarKeyDroppedWithoutLse(Attention):
+    """The last key of a long sequence is lost, and there is no lse to show it."""
+
+    def mask(self, p: PagedAttention, seq: int, keys: Array) -> Array:
+        length = int(p.seq_lens[seq])
+        return super().mask(p, seq, keys) & (keys < (length - 1 if length > 100 else length))
+
+    def paged_attention(self, p: PagedAttention, split: int = 64) -> tuple[Array, Array | None]:
+        return super().paged_attention(p, split)[0], None
+
+
+class FarKeyAddedWithoutLse(OneKeyTooMany):
+    """One key too many in a long sequence, and no lse."""
+
+    def length(self, p: PagedAttention, seq: int) -> int:
+        length = int(p.seq_lens[seq])
+        return super().length(p, seq) if length > 100 else length
+
+    def paged_attention(self, p: PagedAttention, split: int = 64) -> tuple[Array, Array | None]:
+        return super().paged_attention(p, split)[0], None
+
+
+class BatchedDifferently(Attention):
+    """Right within the bound, but the split depends on the batch; `batch_invariant` promises otherwise."""
+
+    def paged_attention(self, p: PagedAttention, split: int = 64) -> tuple[Array, Array | None]:
+        return super().paged_attention(p, max(split // max(p.num_seqs, 1), 1))

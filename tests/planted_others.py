@@ -126,6 +126,13 @@ class OnlyThirtyTwoCaches(Copy):
         return p.caches[:32]  # type: ignore[no-any-return]  # a tuple of arrays
 
 
+class OffsetIn32Bits(Copy):
+    """The product of block id and stride wraps; here to the first block."""
+
+    def write(self, cache: Array, dst: Array, staged: Array) -> None:
+        super().write(cache, np.where(dst * (cache.strides[0] // cache.itemsize) < 2**31, dst, 0), staged)
+
+
 # --- dequantisation
 
 
