@@ -34,7 +34,7 @@ from pagebench.reference.block_copy import CopyBlocks
 
 TILE = 2048  # elements moved at once by a program: 16 KB when they are 8 bytes, 128 bytes per thread of 4 warps
 PROGRAMS = 2048  # to aim for: 15 for each of 132 SMs
-FEW_PAIRS, MANY_PAIRS = 64, 1024  # looked at in one step: two sizes, since each is compiled by itself
+FEW_PAIRS, MANY_PAIRS = 64, 512  # looked at in one step: two sizes, since each is compiled by itself
 MAX_GRID_YZ = 65535
 CACHED_TABLES = 16
 FIELDS: tl.constexpr = tl.constexpr(7)  # of a table line: address, block stride, rows, inner rows, 2 row strides, run
@@ -59,14 +59,30 @@ def _first_pair(pairs, ps0, ps1, num_pairs, block, after, skip, BY_SRC: tl.const
 
 
 @triton.jit
-def _deepest(pairs, ps0, ps1, num_pairs, pair, root, SCAN: tl.constexpr):
-    """From `pair`, the end of the walk to the first child, its first child, and so on."""
-    last = pair
-    while pair < num_pairs:
-        last = pair
+def _parent_and_child(pairs, ps0, ps1, num_pairs, pair, src, dst, SCAN: tl.constexpr):
+    """`_first_pair` of who writes `src` and of who else than `pair` reads `dst`, in one pass."""
+    parent, child = num_pairs, num_pairs
+    for start in range(0, num_pairs, SCAN):
+        i = start + tl.arange(0, SCAN)
+        their_src = tl.load(pairs + i.to(tl.int64) * ps0, mask=i < num_pairs, other=-1)
+        their_dst = tl.load(pairs + i.to(tl.int64) * ps0 + ps1, mask=i < num_pairs, other=-1)
+        moves = their_src != their_dst
+        parent = tl.minimum(parent, tl.min(tl.where(moves & (their_dst == src), i, num_pairs), axis=0))
+        reads = moves & (their_src == dst) & (i != pair)
+        child = tl.minimum(child, tl.min(tl.where(reads, i, num_pairs), axis=0))
+    return parent, child
+
+
+@triton.jit
+def _deepest(pairs, ps0, ps1, num_pairs, pair, child, root, SCAN: tl.constexpr):
+    """The end of the walk from `pair` to its first `child`, the child's first child, and so on."""
+    # `pair` and `child` must come as two values: Triton 3.9 drops from a loop a variable that is assigned what another
+    # one holds, if both held the same value before the loop.
+    while child < num_pairs:
+        pair = child
         dst = tl.load(pairs + pair.to(tl.int64) * ps0 + ps1)
-        pair = _first_pair(pairs, ps0, ps1, num_pairs, dst, -1, root, True, SCAN)
-    return last
+        child = _first_pair(pairs, ps0, ps1, num_pairs, dst, -1, root, True, SCAN)
+    return pair
 
 
 @triton.jit
@@ -75,26 +91,25 @@ def _next_pair(pairs, ps0, ps1, num_pairs, pair, root, SCAN: tl.constexpr):
     src = tl.load(pairs + pair.to(tl.int64) * ps0)
     following = _first_pair(pairs, ps0, ps1, num_pairs, src, pair, root, True, SCAN)
     if following < num_pairs:
-        following = _deepest(pairs, ps0, ps1, num_pairs, following, root, SCAN)
+        dst = tl.load(pairs + following.to(tl.int64) * ps0 + ps1)
+        child = _first_pair(pairs, ps0, ps1, num_pairs, dst, -1, root, True, SCAN)
+        following = _deepest(pairs, ps0, ps1, num_pairs, following, child, root, SCAN)
     else:
         following = _first_pair(pairs, ps0, ps1, num_pairs, src, -1, -1, False, SCAN)
     return following
 
 
 @triton.jit
-def _is_root(pairs, ps0, ps1, num_pairs, pair, SCAN: tl.constexpr):
-    """Whether nobody writes the pair's source, or the pair has the lowest index of its cycle."""
-    src = tl.load(pairs + pair.to(tl.int64) * ps0)
-    moves = src != tl.load(pairs + pair.to(tl.int64) * ps0 + ps1)
-    parent = _first_pair(pairs, ps0, ps1, num_pairs, src, -1, -1, False, SCAN)
-    alone = parent == num_pairs
+def _is_root(pairs, ps0, ps1, num_pairs, pair, parent, SCAN: tl.constexpr):
+    """Whether a pair has no `parent`, or has the lowest index of its cycle."""
+    ancestor = parent
     steps = 0
     # An ancestor of lower index means that this pair is no root. The count ends a walk into a cycle without this pair.
-    while (parent > pair) & (parent < num_pairs) & (steps < num_pairs):
-        src = tl.load(pairs + parent.to(tl.int64) * ps0)
-        parent = _first_pair(pairs, ps0, ps1, num_pairs, src, -1, -1, False, SCAN)
+    while (ancestor > pair) & (ancestor < num_pairs) & (steps < num_pairs):
+        src = tl.load(pairs + ancestor.to(tl.int64) * ps0)
+        ancestor = _first_pair(pairs, ps0, ps1, num_pairs, src, -1, -1, False, SCAN)
         steps += 1
-    return moves & (alone | (parent == pair))
+    return (parent == num_pairs) | (ancestor == pair)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "ps0", "ps1", "first", "stop", "groups", "parts"])
@@ -116,21 +131,23 @@ def copy_kernel(
 ):
     """Pair program_id(0), table lines from `first` + program_id(1) by `groups`, tiles from program_id(2) by `parts`."""
     root = tl.program_id(0)
-    if _is_root(pairs, ps0, ps1, num_pairs, root, SCAN):
-        src = tl.load(pairs + root.to(tl.int64) * ps0)
-        dst = tl.load(pairs + root.to(tl.int64) * ps0 + ps1)
-        earliest = _deepest(pairs, ps0, ps1, num_pairs, root, root, SCAN)
+    src = tl.load(pairs + root.to(tl.int64) * ps0)
+    dst = tl.load(pairs + root.to(tl.int64) * ps0 + ps1)
+    parent, child = _parent_and_child(pairs, ps0, ps1, num_pairs, root, src, dst, SCAN)
+    if (src != dst) & _is_root(pairs, ps0, ps1, num_pairs, root, parent, SCAN):
+        earliest = _deepest(pairs, ps0, ps1, num_pairs, root, child, root, SCAN)
         for line in range(first + tl.program_id(1), stop, groups):
             # Strides and the run come in units of UNIT elements, so that the compiler knows how wide accesses may be.
             entry = table + line * FIELDS
             cache = tl.multiple_of(tl.load(entry).to(tl.pointer_type(ELEMENT)), 8 * UNIT)
-            block_stride, rows, inner_rows = tl.load(entry + 1) * UNIT, tl.load(entry + 2), tl.load(entry + 3)
+            block_stride = tl.load(entry + 1) * UNIT
+            rows, inner_rows = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
             outer_stride, inner_stride = tl.load(entry + 4) * UNIT, tl.load(entry + 5) * UNIT
             run = tl.load(entry + 6) * UNIT
-            tiles_across = tl.cdiv(run, COLUMNS)
+            tiles_across = tl.cdiv(run, COLUMNS).to(tl.int32)
             for tile in range(tl.program_id(2), tl.cdiv(rows, ROWS) * tiles_across, parts):
                 row = (tile // tiles_across) * ROWS + tl.arange(0, ROWS)
-                column = (tile % tiles_across) * COLUMNS + tl.arange(0, COLUMNS)
+                column = (tile % tiles_across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
                 row_offset = (row // inner_rows) * outer_stride + (row % inner_rows) * inner_stride
                 tile_of_block_0 = cache + row_offset[:, None] + column[None, :]
                 inside = (row < rows)[:, None] & (column < run)[None, :]
