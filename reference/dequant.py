@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pagebench.reference.dequant_formats import FORMATS
-from pagebench.reference.dtypes import COMPUTE_DTYPES, Array, round_to
+from pagebench.reference.dequant_layout import ARITHMETIC
+from pagebench.reference.dtypes import COMPUTE_DTYPES, Array, half_smallest_subnormal, round_to, unit_roundoff
 from pagebench.reference.problem import Problem
 from pagebench.reference.validation import require, require_int
 
@@ -91,6 +92,23 @@ def decode(problem: PackedWeight) -> Array:
     """weight [n, k] in the arithmetic of the problem's contract, not yet rounded to its dtype."""
     with np.errstate(all="ignore"):
         return FORMATS[problem.format].decode(problem.packed, problem.shape, problem.group_size, problem.contract)
+
+
+def contract_bound(problem: PackedWeight) -> Array:
+    """float64 [n, k]: how far a finite weight of the contract may lie from the exact one, before rounding to the dtype.
+
+    A loose bound, to show beside a bitwise verdict: four roundings of the sum of the magnitudes of the weight's terms,
+    and what they lose below the normal range, scaled up by a code of at most 6 bits; infinite where the sum overflows.
+    """
+    number = ARITHMETIC.get(problem.contract)
+    if problem.contract == "exact":
+        return np.zeros(problem.shape)
+    if number is None:  # fma_zero: only the zero term rounds, to the scale's dtype
+        number = problem.packed["scales"].dtype
+    with np.errstate(all="ignore"):
+        size = FORMATS[problem.format].magnitude(problem.packed, problem.shape, problem.group_size)
+        bound = 4 * unit_roundoff(number) * size + 64 * half_smallest_subnormal(number)
+        return np.where(np.isfinite(round_to(2 * size, number).astype(np.float64)), bound, np.inf)
 
 
 def dequantize(problem: Dequantize) -> Array:

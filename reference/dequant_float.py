@@ -208,14 +208,23 @@ class Bits4(PackedFormat):
         }
 
     def decode(self, packed: Packed, shape: Shape, group_size: int | None, contract: str) -> Array:
+        absmax = sum(self._absmax_terms(packed))
+        return self._scaled(self.table, packed, np.asarray(absmax), shape, group_size)
+
+    def magnitude(self, packed: Packed, shape: Shape, group_size: int | None) -> Array:
+        absmax = sum(abs(term.astype(np.float64)) for term in self._absmax_terms(packed))
+        return self._scaled(abs(self.table.astype(np.float64)), packed, np.asarray(absmax), shape, group_size)
+
+    def _scaled(self, table: Array, packed: Packed, absmax: Array, shape: Shape, group_size: int | None) -> Array:
+        """[n, k]: each code's entry of `table` times the absmax of its block."""
         count = shape[0] * shape[1]
         code = nibble_pairs(packed["packed"])[:, ::-1].reshape(-1)[:count]
         block = np.arange(count) // int(group_size or 1)
-        return (self.table[code] * self._absmax(packed)[block]).reshape(shape)
+        return np.asarray(table[code] * absmax[block]).reshape(shape)
 
-    def _absmax(self, packed: Packed) -> Array:
-        """float32 [blocks]."""
+    def _absmax_terms(self, packed: Packed) -> tuple[Array, ...]:
+        """float32, adding up to absmax [blocks]."""
         if "absmax" in packed:
-            return packed["absmax"]
+            return (packed["absmax"],)
         outer = packed["absmax2"][np.arange(packed["absmax_q"].size) // self.NESTED]
-        return np.asarray(packed["code2"][packed["absmax_q"]] * outer + packed["offset"])
+        return packed["code2"][packed["absmax_q"]] * outer, packed["offset"]

@@ -26,6 +26,7 @@ from pagebench.reference.dequant_samples import random_packed
 from pagebench.reference.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, FLOAT32, Array, as_bits
 
 DTYPES = (FLOAT16, BFLOAT16, FLOAT32)
+STORED_ROWS = 6700  # rows of three 256-element blocks for the stored run: 20,100 blocks of each K format
 SCALES = ("bits", "normal")  # scales of any bits, and ordinary ones: with the former much overflows
 
 
@@ -102,21 +103,21 @@ def array_of(values: Any) -> Array:
 # --- the oracles
 
 
-def gguf() -> Iterator[Comparison]:
+def gguf(rows: int = 100) -> Iterator[Comparison]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as decode
 
-    for what, note in _gguf_problems(rows=100):
+    for what, note in _gguf_problems(rows):
         kind = GGMLQuantizationType[_ggml_name(what.format)]
         with np.errstate(all="ignore"):
             yield compare(what, decode(what.packed["blocks"], kind), note)
 
 
-def libgguf() -> Iterator[Comparison]:
+def libgguf(rows: int = 100) -> Iterator[Comparison]:
     import libgguf as library
     from gguf import GGMLQuantizationType
 
-    for what, note in _gguf_problems(rows=100):
+    for what, note in _gguf_problems(rows):
         kind = GGMLQuantizationType[_ggml_name(what.format)]
         got = library.dequantize_rows(what.packed["blocks"], int(kind), n_per_row=what.shape[1])
         yield compare(what, got, note)
@@ -361,7 +362,7 @@ def gptqmodel() -> Iterator[Comparison]:
         yield compare(what, array_of(linear.dequantize_weight()).T, order, known)
 
 
-ORACLES: dict[str, Callable[[], Iterator[Comparison]]] = {
+ORACLES: dict[str, Callable[..., Iterator[Comparison]]] = {
     "gguf": gguf,
     "ml_dtypes": ml_dtypes,
     "torch": torch,
@@ -394,7 +395,7 @@ def main(path: Path) -> None:
         results = [
             {"what": c.what, "elements": int(c.want.size), "mismatches": c.mismatches}
             | ({"known": c.known} if c.known else {})
-            for c in oracle()
+            for c in (oracle(rows=STORED_ROWS) if package in ("gguf", "libgguf") else oracle())
         ]
         stored[package] = {"version": found, "comparisons": results}
         wrong = [c for c in results if c["mismatches"]]

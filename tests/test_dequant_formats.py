@@ -10,7 +10,7 @@ import pytest
 from dequant_by_hand import ELEMENT
 
 from pagebench.reference import placement
-from pagebench.reference.dequant import CONTRACTS, Dequantize, decode, default_contract, dequantize
+from pagebench.reference.dequant import CONTRACTS, Dequantize, contract_bound, decode, default_contract, dequantize
 from pagebench.reference.dequant_formats import FORMATS
 from pagebench.reference.dequant_samples import random_packed
 from pagebench.reference.dtypes import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array, as_bits, round_to
@@ -385,6 +385,18 @@ def test_magnitude_covers_the_weight(format: str, form: str) -> None:
         size = FORMATS[format].magnitude(what.packed, what.shape, what.group_size)
     assert size.shape == what.shape
     assert (abs(decode(what).astype(np.float64)) <= size * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("format", [name for name, f in FORMATS.items() if "exact" in f.contracts])
+def test_contract_bound_covers_the_contract(format: str) -> None:
+    """How far each contract lies from the exact value: not at all, or within a few roundings."""
+    for scales in ("normal", "bits"):
+        exact = decode(make(format, scales=scales, contract="exact"))
+        for contract in FORMATS[format].contracts:
+            what = make(format, scales=scales, contract=contract)
+            weight, bound = decode(what).astype(np.float64), contract_bound(what)
+            judged = np.isfinite(exact) & np.isfinite(weight)
+            assert (abs(weight[judged] - exact[judged]) <= bound[judged]).all()
 
 
 # --- bytes

@@ -47,7 +47,8 @@ def test_stored_counts_cover_every_format() -> None:
 def test_e8m0_255_is_nan() -> None:
     """OCP MX defines 255 as NaN, for the whole block, zeros included; torch, torchao, ml_dtypes and gfloat read it so.
 
-    transformers and compressed-tensors compute 2 ** (e - 127) and get infinities and NaN for zeros only.
+    transformers and compressed-tensors scale by 2 ** 128 and get infinities; zeros stay 0 in the one and are NaN in the
+    other.
     """
     what = problem("mxfp4", (1, 64))
     what.packed["scales"][0] = (255, 254)
