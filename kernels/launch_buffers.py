@@ -28,12 +28,55 @@ class Buffer:
         """Offset of `address` from the view's first element, in elements (floor; negative when before it)."""
         return (address - self.start) // self.itemsize
 
+    def rows(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """How the view's own bytes lie between start and stop: (run, dims).
+
+        run: bytes of a contiguous run; dims: (stride in bytes, count) of what repeats it, outermost first, none for a
+        view without gaps. Dimensions that interleave with one another (no allocator makes such) count as without gaps.
+        """
+        if self.stop <= self.start:
+            return 0, ()
+        run, dims = self.itemsize, list[tuple[int, int]]()
+        span = run  # from the first to the last byte of the dimensions so far
+        for stride, count in sorted(zip(self.strides, self.shape, strict=True)):
+            if count == 1 or stride == 0:
+                continue
+            if stride < span:
+                return self.stop - self.start, ()
+            span += stride * (count - 1)
+            if stride == run and not dims:
+                run *= count
+            elif dims and stride == dims[-1][0] * dims[-1][1]:
+                dims[-1] = dims[-1][0], dims[-1][1] * count
+            else:
+                dims.append((stride, count))
+        return run, tuple(reversed(dims))
+
+
+class StridedView:
+    """Which addresses are a view's own elements."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.run, self.dims = buffer.rows()
+
+    def holds(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        """bool like `addresses`: whether [address, address + size) lies in one run of the view."""
+        rest = addresses - np.uint64(self.buffer.start)  # wraps to something huge below the start
+        inside = rest < np.uint64(self.buffer.stop - self.buffer.start)
+        for stride, count in self.dims:
+            index = np.minimum(rest // np.uint64(stride), np.uint64(count - 1))
+            rest -= index * np.uint64(stride)
+        inside &= rest <= np.uint64(self.run - size) if size <= self.run else False
+        return inside
+
 
 class MemoryFault(RuntimeError):  # noqa: N818  # a fault is what the kernel committed
     """A kernel was about to access memory outside every buffer of its launch; the access did not happen.
 
-    `buffer` is the nearest buffer (or None), `index` the element offset from its first element, `kind` one of
-    "load", "store", "atomic" or "index" (of an array in registers, size 0), `program` the program or block id, `thread` the CUDA thread (None for Triton).
+    The gaps between the elements of a strided view are outside it. `buffer` is the nearest buffer (or None), `index`
+    the element offset from its first element, `kind` one of "load", "store", "atomic" or "index" (of an array in
+    registers, size 0), `program` the program or block id, `thread` the CUDA thread (None for Triton).
     """
 
     def __init__(
@@ -56,6 +99,8 @@ class MemoryFault(RuntimeError):  # noqa: N818  # a fault is what the kernel com
         else:
             count = (buffer.stop - buffer.start) // buffer.itemsize
             what = f"buffer {buffer.name!r} at element {self.index} of {count}"
+            if buffer.start <= address < buffer.stop - size + 1:
+                what += f" (between the elements of a view of shape {buffer.shape}, strides {buffer.strides} bytes)"
         width = f" of {size} bytes" if size else ""
         super().__init__(f"{kernel}: out-of-bounds {kind}{width}, {what}, by {where}{detail}")
 

@@ -17,7 +17,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import _normalize_ty
 
+from pagebench.kernels import memory_trace, triton_memory
 from pagebench.kernels.launch_buffers import Buffer, MemoryFault, buffers_of
+from pagebench.kernels.memory_trace_accesses import LaunchRecorder
 from pagebench.kernels.triton_builder import Builder
 from pagebench.kernels.triton_language import language_patched
 from pagebench.kernels.triton_memory import LiveBuffers
@@ -27,7 +29,11 @@ _unpatched_convert = interpreter._implicit_cvt
 
 
 class Launch(interpreter.GridExecutor):  # type: ignore[misc]  # Triton has no type information
-    """`kernel[grid](...)` on this machine. Raises MemoryFault as itself, anything else as Triton's InterpreterError."""
+    """`kernel[grid](...)` on this machine.
+
+    Raises what the checks of memory find (MemoryFault, and in a trace RaceError and UninitialisedReadError) as itself,
+    anything else as Triton's InterpreterError.
+    """
 
     def __init__(self, fn: Callable[..., Any], arg_names: Sequence[str], grid: Any, pre_run_hooks: Any = ()) -> None:
         self.fn, self.arg_names, self.grid, self.pre_run_hooks = fn, arg_names, grid, pre_run_hooks
@@ -54,10 +60,11 @@ class Launch(interpreter.GridExecutor):  # type: ignore[misc]  # Triton has no t
             _builder.set_grid_dim(*sizes)
             tensors = {name: arg if name in self.constexprs else convert(arg) for name, arg in arguments.items()}
             try:
-                for program in np.ndindex(sizes):
-                    _builder.grid_idx = program
-                    self.fn(**tensors)
-            except MemoryFault:
+                with _recorded(memory, sizes):
+                    for program in np.ndindex(sizes):
+                        _builder.grid_idx = program
+                        self.fn(**tensors)
+            except (MemoryFault, memory_trace.RaceError, memory_trace.UninitialisedReadError):
                 raise
             except Exception as error:
                 if triton.knobs.compilation.front_end_debugging:
@@ -113,6 +120,22 @@ def _buffers(arguments: Mapping[str, Any]) -> Iterator[Buffer]:
 
 def _on_cpu(args: Sequence[Any]) -> bool:
     return all(tensor.device.type == "cpu" for arg in args for _, tensor in _tensors("", arg))
+
+
+@contextmanager
+def _recorded(memory: LiveBuffers, grid: tuple[int, int, int]) -> Iterator[None]:
+    """Report the launch and its accesses to the trace that is running, if any."""
+    recorder = memory_trace.recorder()
+    if recorder is None:
+        yield
+        return
+    launch = recorder.begin(memory.kernel, grid, "interpreter", memory.buffers)
+    observe = LaunchRecorder(recorder, launch, memory.buffers, triton_memory.kernel_line).access
+    triton_memory.observers.append(observe)
+    try:
+        yield
+    finally:
+        triton_memory.observers.remove(observe)
 
 
 @contextmanager
