@@ -144,6 +144,30 @@ def test_programs_take_several_items_when_there_are_more_than_programs(monkeypat
     check_attention(attention_problem(np.float16, head_size=128, group=4, lens=[70, 0, 1, 33]), split=16, tile=16)
 
 
+def test_work_is_found_among_more_sequences_than_a_program_has_threads():
+    lens, queries = [(7 * i) % 40 for i in range(300)], [i % 3 != 0 for i in range(300)]
+    check_attention(
+        attention_problem(np.float16, head_size=128, group=1, lens=lens, queries=queries), split=16, tile=16
+    )
+
+
+@pytest.mark.skipif(provider.device.on_gpu, reason="untouched pages cost nothing in host memory only")
+def test_offsets_beyond_32_bits():
+    """Caches of 6 and 5 GB, of which only a few pages are ever touched; placing a problem would copy every page."""
+    small = attention_problem(np.float16, head_size=128, group=2, lens=[20])
+    last = 180_000
+    keys, values = (np.empty((last + 2, 16, 2, 512), np.float16)[..., :128] for _ in range(2))
+    for far, near in zip(last + np.arange(2), small.block_table[0], strict=False):
+        keys[far], values[far] = small.key_cache[near], small.value_cache[near]
+    table = np.array([[last, last + 1]], np.int32)
+    large = dataclasses.replace(small, key_cache=keys, value_cache=values, block_table=table)
+    assert np.array_equal(provider.paged_attention(large)[0].view(np.uint16), bits_of_attention(small, {})[0])
+    cache = np.empty((5000, 10**6), np.uint8)
+    cache[4998] = np.arange(10**6) % 251
+    provider.copy_blocks(CopyBlocks((cache,), np.array([[4998, 4999]])))
+    assert np.array_equal(cache[4999], cache[4998])
+
+
 def test_attention_rejects_what_it_cannot_do_with_a_reason():
     problem = attention_problem(np.float16, head_size=64, group=1, lens=[40], queries=[1])
     cases = {
