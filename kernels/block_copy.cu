@@ -8,7 +8,8 @@
 // of its own, one for each slice of each cache: they visit the tree with children first. A cycle is a tree from its
 // lowest pair, whose source is loaded before everything else. Pairs that depend on no other pair are trees of one.
 //
-// Bytes moved: every source once, every destination once, and 16 bytes of plan per pair and program from the L2 cache.
+// Bytes moved: a source for each of its destinations, every destination once, and 16 bytes of plan per pair and program
+// from the L2 cache.
 // Every thread has four 16-byte loads in flight before its first store; nothing waits for another thread.
 //
 // Code generation, NVRTC 13.2: see block_copy_cupy.py.
