@@ -156,10 +156,10 @@ def raw_memory(buffer: Buffer) -> "np.ndarray[Any, np.dtype[np.uint8]]":
 
 
 def nearest_buffer(buffers: Sequence[Buffer], address: int) -> Buffer | None:
-    """The buffer whose range lies closest to `address`; None when there is none within 1 GiB."""
+    """The buffer whose range lies closest to `address`; None when there is none within 8 GiB (32-bit offsets wrap by 4 to 8)."""
 
     def distance(b: Buffer) -> int:
         return max(b.start - address, address - b.stop + 1, 0)
 
     best = min(buffers, key=distance, default=None)
-    return best if best is not None and distance(best) <= 1 << 30 else None
+    return best if best is not None and distance(best) <= 1 << 33 else None
