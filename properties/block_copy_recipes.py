@@ -44,7 +44,9 @@ class CopyRecipe:
     }
 
     @classmethod
-    def sample(cls, dtype: str = "float16", shape: Any = (2, 4), layout: str = "contiguous", pairs: str = "random") -> "CopyRecipe":
+    def sample(
+        cls, dtype: str = "float16", shape: Any = (2, 4), layout: str = "contiguous", pairs: str = "random"
+    ) -> "CopyRecipe":
         """A small recipe with these values of AXES, for asking a provider what it supports."""
         return cls(caches=((dtype, shape, layout),), pairs=pairs, count=3)
 
@@ -74,7 +76,7 @@ def _views(dtype: str, shape: tuple[int, ...], layout: str, blocks: int, rng: np
 def _pairs(kind: str, blocks: int, count: int, rng: np.random.Generator) -> Array:
     count = min(count, blocks) if kind != "none" else 0
     ids = rng.permutation(blocks)[: max(count, 1)]
-    pairs = {
+    made: dict[str, Callable[[], tuple[Any, Any]]] = {
         "none": lambda: ([], []),
         "random": lambda: (rng.integers(0, max(blocks, 1), count), ids[:count]),
         "chain": lambda: (ids[:-1], ids[1:]),
@@ -82,5 +84,5 @@ def _pairs(kind: str, blocks: int, count: int, rng: np.random.Generator) -> Arra
         "swap": lambda: (ids[: ids.size // 2 * 2], ids[: ids.size // 2 * 2].reshape(-1, 2)[:, ::-1].reshape(-1)),
         "fan out": lambda: (np.full(max(ids.size - 1, 0), ids[0] if ids.size else 0), ids[1:]),
         "self": lambda: (ids, ids),
-    }[kind]()
-    return np.array(pairs, INT64).reshape(2, -1).T.copy()
+    }
+    return np.array(made[kind](), INT64).reshape(2, -1).T.copy()

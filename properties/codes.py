@@ -55,4 +55,5 @@ def _gptq_v2(dtype: np.dtype[Any], scale_dtype: np.dtype[Any]) -> Dequantize:
 def _packed(nibbles: Array, axis: int) -> Array:
     """int32: eight nibbles along `axis` into one word, the first lowest."""
     shift = (4 * np.arange(8)).reshape([-1 if i == axis else 1 for i in range(nibbles.ndim)])
-    return (nibbles.astype(np.uint64) << shift.astype(np.uint64)).sum(axis=axis).astype(np.uint32).view(INT32)
+    words: Array = (nibbles.astype(np.uint64) << shift.astype(np.uint64)).sum(axis=axis).astype(np.uint32).view(INT32)
+    return words

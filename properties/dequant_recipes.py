@@ -12,9 +12,10 @@ from pagebench.reference.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, Array
 DTYPES = {d.name: d for d in (FLOAT16, BFLOAT16, FLOAT32)}
 SCALES = ("normal", "bits", "classes")
 
-# Zero, -0, the smallest and largest subnormals, the smallest normal, 1, -1, an odd one, the largest, infinities, NaN
-SCALE_CLASSES = (0.0, -0.0, 2.0**-24, -(2.0**-24), 2.0**-14 - 2.0**-24, 2.0**-14, 1.0, -1.0, -0.3, 65504.0, -65504.0)
-SCALE_CLASSES += (float("inf"), float("-inf"), float("nan"))
+# Zeros, subnormals, the smallest normal of float16, ordinary ones of both signs, the largest, infinities, NaN
+_ODD = (2.0**-24, -(2.0**-24), 2.0**-14 - 2.0**-24, 2.0**-14, 65504.0, -65504.0)
+_NOT_FINITE = (float("inf"), float("-inf"), float("nan"))
+SCALE_CLASSES = (0.0, -0.0, 1.0, -1.0, -0.3, *_ODD, *_NOT_FINITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,11 @@ def _gptq_v2(recipe: DequantRecipe, rng: np.random.Generator) -> Built:
     n, k = 8 * recipe.rows, 8 * recipe.columns
     groups = 1 if recipe.group_size == -1 else -(-k // recipe.group_size)
     natural = np.arange(k) // (k if recipe.group_size == -1 else recipe.group_size)
-    order = {"natural": lambda: natural, "act-order": lambda: rng.permutation(natural), "one group": lambda: natural * 0}
+    order: dict[str, Callable[[], Array]] = {
+        "natural": lambda: natural,
+        "act-order": lambda: rng.permutation(natural),
+        "one group": lambda: natural * 0,
+    }
     packed = {
         "qweight": _bytes(recipe, (k // 8, n, 4), rng).view(INT32)[..., 0],
         "qzeros": _bytes(recipe, (groups, n // 8, 4), rng).view(INT32)[..., 0],

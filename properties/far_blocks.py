@@ -36,7 +36,10 @@ def check_far_blocks(
             object.__setattr__(placed, name, cache)  # a device problem is not validated
         out, lse = provider.paged_attention(placed, **(variant or {}))
         provider.synchronize()
-        results = {"out": np.array(provider.to_host(out)), "lse": None if lse is None else np.array(provider.to_host(lse))}
+        results = {
+            "out": np.array(provider.to_host(out)),
+            "lse": None if lse is None else np.array(provider.to_host(lse)),
+        }
     else:
         far = _far(provider, problem.caches)
         object.__setattr__(placed, "caches", far)

@@ -35,7 +35,7 @@ def copy_of(problem: P) -> placement.Placement[P]:
 
 
 def member(value: Any, name: str) -> Any:
-    """The array that `placement.arrays_of` calls `name`, as key_cache, caches[3] or packed[scales], of problem `value`."""
+    """The array of problem `value` that `placement.arrays_of` calls `name`: key_cache, caches[3], packed[scales]."""
     field, _, key = name.rstrip("]").partition("[")
     found = getattr(value, field)
     if not key:

@@ -97,8 +97,15 @@ class AttentionRecipe:
         num_blocks = total + self.spare_blocks
         width = int(needed.max(initial=0)) + self.spare_entries
         key_cache, value_cache = _kv(self, num_blocks, rng)
-        scales = {} if self.kv_scale is None else {name: _scale(self, num_blocks, rng) for name in ("key_scale", "value_scale")}
-        per_head = lambda: rng.uniform(-1, 1, self.num_query_heads).astype(np.float32)  # noqa: E731  # drawn twice, in place
+        scales = (
+            {}
+            if self.kv_scale is None
+            else {name: _scale(self, num_blocks, rng) for name in ("key_scale", "value_scale")}
+        )
+
+        def per_head() -> Array:
+            return rng.uniform(-1, 1, self.num_query_heads).astype(np.float32)
+
         return PagedAttention(
             query=_query(self, int(queries.sum()), rng),
             key_cache=key_cache,
@@ -206,5 +213,9 @@ def _with_gaps(view: Array) -> Array:
 
 
 def _scale(recipe: AttentionRecipe, num_blocks: int, rng: np.random.Generator) -> Array:
-    shapes = {"scalar": (), "head": (recipe.num_kv_heads,), "slot": (num_blocks, recipe.block_size, recipe.num_kv_heads)}
+    shapes = {
+        "scalar": (),
+        "head": (recipe.num_kv_heads,),
+        "slot": (num_blocks, recipe.block_size, recipe.num_kv_heads),
+    }
     return np.asarray(rng.uniform(0.25, 2.0, shapes[recipe.kv_scale or "scalar"]).astype(np.float32))

@@ -111,7 +111,7 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     op = getattr(pyfuncitem.function, "pagebench_op", None)
-    found = pyfuncitem.funcargs.get("subject")
+    found: Any = pyfuncitem.funcargs.get("subject")
     if op is None or found is None:
         return (yield)
     found.tally = Tally()

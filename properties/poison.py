@@ -85,7 +85,10 @@ def has_dead_bytes(problem: Problem) -> bool:
     if isinstance(problem, CopyBlocks):
         return any(not cache.flags.c_contiguous for cache in problem.caches)
     arrays = list(arrays_of(problem))
-    return any(np.size(array[live_elements(problem, name)]) < array.size or not array.flags.c_contiguous for name, array in arrays)
+    return any(
+        np.size(array[live_elements(problem, name)]) < array.size or not array.flags.c_contiguous
+        for name, array in arrays
+    )
 
 
 # --- outputs and scratch
@@ -124,7 +127,7 @@ class PoisonedEmpty:
 
 
 def with_poisoned_empty(provider: Any, byte: int) -> tuple[Any, PoisonedEmpty | None, str | None]:
-    """(a shallow copy of `provider` that takes its arrays from a PoisonedEmpty, that, None); or (provider, None, why not)."""
+    """(shallow copy of `provider` that takes its arrays from a PoisonedEmpty, that, None) or (provider, None, why)."""
     for name in ("empty", "as_strided"):
         if not callable(getattr(provider, name, None)):
             return provider, None, f"the provider has no {name}"

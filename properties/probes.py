@@ -4,7 +4,6 @@ In random data a dropped key is lost in the noise from about 130 keys on. Here i
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +17,11 @@ NEEDLE_SCORE = 20.0  # a needle outweighs e^20 other keys
 
 
 def counting(problem: PagedAttention) -> PagedAttention:
-    """q = 0 and V one-hot by slot: every visible key weighs the same, so each column of out counts keys; lse is ln(count).
+    """q = 0, V one-hot by slot: all visible keys weigh the same, so each column of out counts keys; lse is ln(count).
 
     Dead slots hold a value that no count of live ones can hide.
     """
-    probe = _copy(problem)
+    probe: PagedAttention = _copy(problem)
     probe.query[...] = 0
     slot = np.arange(problem.num_blocks * problem.block_size).reshape(problem.num_blocks, problem.block_size)
     one_hot = (slot[..., None] % problem.head_size) == np.arange(problem.head_size)
@@ -36,10 +35,10 @@ def counting(problem: PagedAttention) -> PagedAttention:
 def needle(problem: PagedAttention, edge: int) -> PagedAttention:
     """One key per sequence aligned with its queries, the others and their values 0; `edge` selects where it lies.
 
-    Candidates are both ends, every block and tile boundary and its neighbours, and the slot just past the end, where the
+    Candidates are both ends, every block and tile boundary and its neighbours, and the slot past the end, where the
     needle must be invisible. ALiBi would move the balance, so it is left out; a window moves with the queries.
     """
-    probe = dataclasses.replace(_copy(problem), scale=1.0, soft_cap=None, alibi_slopes=None, sinks=None)
+    probe: PagedAttention = dataclasses.replace(_copy(problem), scale=1.0, soft_cap=None, alibi_slopes=None, sinks=None)
     size = problem.head_size
     direction = np.where(np.arange(size) % 3 == 1, -1.0, 1.0)
     strength = np.sqrt(NEEDLE_SCORE / size)
@@ -75,8 +74,8 @@ def _edge(problem: PagedAttention, seq: int, edge: int) -> int | None:
 
 
 def constant_value(problem: PagedAttention) -> PagedAttention:
-    """Every live V of a head and column the same number, dead ones another: out must be that number, whatever the weights."""
-    probe = _copy(problem)
+    """Every live V of a head and column the same number, dead ones another: out is that number for any weights."""
+    probe: PagedAttention = _copy(problem)
     live = live_slots(problem)
     columns = 1 + np.arange(problem.num_kv_heads * problem.head_size).reshape(problem.num_kv_heads, -1) % 11
     probe.value_cache[...] = columns.astype(np.float32)
@@ -94,9 +93,8 @@ def large_logits(problem: PagedAttention) -> PagedAttention:
     return problem if largest == 0 else dataclasses.replace(problem, scale=LARGE_LOGIT / largest)
 
 
-def _copy(problem: PagedAttention) -> Any:
-    copied: Any = copy_of(problem).problem
-    return copied
+def _copy(problem: PagedAttention) -> PagedAttention:
+    return copy_of(problem).problem
 
 
 def visible_count(problem: PagedAttention) -> Array:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`scale` multiplies every test's number of examples; `home` is where Hypothesis keeps its files (None: its choice)."""
+    """`scale` multiplies every test's number of examples; `home` is for Hypothesis's files (None: its own choice)."""
 
     name: str
     scale: float

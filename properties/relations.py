@@ -166,7 +166,14 @@ def _variant_of(provider: Any, problem: PagedAttention, variant: Variant) -> Var
 
 
 def _compare(
-    provider: Any, when: str, first: PagedAttention, rows: Array, before: Run, second: PagedAttention, other: Array, after: Run
+    provider: Any,
+    when: str,
+    first: PagedAttention,
+    rows: Array,
+    before: Run,
+    second: PagedAttention,
+    other: Array,
+    after: Run,
 ) -> None:
     """Rows `rows` of `before` against rows `other` of `after`."""
     bitwise = getattr(provider, "batch_invariant", False)

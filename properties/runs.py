@@ -1,4 +1,4 @@
-"""One run of an op by a provider: on a placed copy, with poisoned outputs, everything around it looked at afterwards."""
+"""One run of an op by a provider: on a placed copy, with poisoned outputs, all memory around it looked at after."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 
 from pagebench.properties import poison
 from pagebench.properties.host_arrays import copy_of, member
+from pagebench.properties.traced import traced
 from pagebench.reference import block_copy
 from pagebench.reference.block_copy import CopyBlocks
 from pagebench.reference.dtypes import Array
@@ -14,7 +15,7 @@ from pagebench.reference.placement import Placement, arrays_of, place, raw_bytes
 from pagebench.reference.problem import Problem
 
 
-class NotExercised(Exception):
+class NotExercised(Exception):  # noqa: N818  # no error: the claim was not tried
     """A claim that cannot be tried on this provider or problem, and why."""
 
 
@@ -32,15 +33,19 @@ class Run:
 def run(provider: Any, problem: Problem, variant: dict[str, Any] | None = None, *, byte: int = poison.NAN) -> Run:
     """Run the op on fresh copies; outputs and scratch start as `byte`, where the provider lets them.
 
-    Raises AssertionError when an input changed, a byte beside an array changed, or the return value has the wrong form.
+    Raises AssertionError when an input changed, a byte beside an array changed, or the return value has the wrong form;
+    on a CPU also MemoryFault, and RaceError and UninitialisedReadError for the share of problems that are `traced`.
     """
     placed = place(problem, provider)
     swapped, empty, why = poison.with_poisoned_empty(provider, byte)
-    returned = getattr(swapped, problem.op)(placed.problem, **(variant or {}))
-    provider.synchronize()
+    with traced(swapped, problem):
+        returned = getattr(swapped, problem.op)(placed.problem, **(variant or {}))
+        provider.synchronize()
     results = _results(provider, problem, placed, returned)
     _check_memory(problem, placed)
-    missing = [] if hasattr(provider, "as_strided") else ["strides and fences of inputs: the provider has no as_strided"]
+    missing = (
+        [] if hasattr(provider, "as_strided") else ["strides and fences of inputs: the provider has no as_strided"]
+    )
     if empty is None:
         missing.append(f"poisoned outputs and scratch: {why}")
     else:
@@ -67,7 +72,7 @@ def _host(provider: Any, array: Any) -> Array | None:
 
 
 def _check_memory(problem: Problem, placed: Placement[Any]) -> None:
-    """Every byte of every base is what the op's meaning leaves there: for an in-place op the reference's, else the input."""
+    """Every byte of every base is what the op leaves there: in place what the reference does, else the input."""
     if not hasattr(placed.provider, "as_strided"):
         expected = _after(problem).problem
         for name, array in arrays_of(expected):
@@ -79,7 +84,7 @@ def _check_memory(problem: Problem, placed: Placement[Any]) -> None:
 
 
 def _after(problem: Problem) -> Placement[Any]:
-    placed = copy_of(problem)
+    placed: Placement[Any] = copy_of(problem)
     if isinstance(problem, CopyBlocks):
         block_copy.copy_blocks_(placed.problem)
     return placed
@@ -95,6 +100,7 @@ def _assert_bytes(name: str, got: Array, expected: Array) -> None:
         count = int((got != expected).sum()) if got.size == expected.size else got.size
         first = int(np.flatnonzero(got != expected)[0]) if got.size == expected.size else 0
         raise AssertionError(
-            f"memory of {name}: {count} of {expected.size} bytes are not what the op must leave there, the first at byte {first}: "
+            f"memory of {name}: {count} of {expected.size} bytes are not what the op must leave there, "
+            f"the first at byte {first}: "
             f"got {int(got[first]):#04x}, expected {int(expected[first]):#04x}"
         )

@@ -19,7 +19,7 @@ MOST_SEARCHED = 4000
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """`plain`: the choices of an accepted sample; `axes`: the values of each axis accepted when only it differs from it."""
+    """`plain`: the choices of an accepted sample; `axes`: the values of each axis accepted when only it differs."""
 
     plain: dict[str, Any]
     axes: dict[str, tuple[Any, ...]]

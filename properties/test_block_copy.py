@@ -1,4 +1,4 @@
-"""Block copy: what every provider's `copy_blocks` must do. Each claim compares every byte, the gaps of views included."""
+"""Block copy: what every provider's `copy_blocks` must do. Every byte is compared, the gaps of views included."""
 
 from typing import Any
 

@@ -117,7 +117,7 @@ def test_far_blocks(subject: Subject) -> None:
 
 
 def _hold_if_accepted(subject: Subject, problem: Any, variant: dict[str, Any]) -> None:
-    """Hold the provider to `check` on a problem made from a drawn one, unless that step took it out of what is supported."""
+    """Hold the provider to `check` on a problem made from a drawn one, unless that made it unsupported."""
     if subject.accepted(problem):
         offered = variant if variant in subject.variants(problem) else None
         subject.hold(contracts.check, problem, offered)

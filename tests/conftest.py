@@ -1,4 +1,4 @@
-"""Set-up of the harness's own tests: helper modules beside them, Triton interpreted in time, skips that must be listed."""
+"""Set-up of the harness's own tests: helper modules beside them, skips that must be listed."""
 
 import fnmatch
 import re

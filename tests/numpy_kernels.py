@@ -1,4 +1,4 @@
-"""Correct NumPy kernels over the whole contract, built like real ones: tiles, splits, scratch, online softmax in float32.
+"""Correct NumPy kernels over the whole contract, built like real ones: splits, scratch, online softmax in float32.
 
 Each step is a method, so that a planted bug is a subclass that gets one step wrong. All optional parts are there.
 """

@@ -34,7 +34,10 @@ class Provider:
             if first == stop:
                 continue  # its table entries may be anything
             blocks = problem.block_table[seq, : -(-length // problem.block_size)]
-            key, value = (cache[blocks].reshape(-1, *cache.shape[2:])[:length] for cache in (problem.key_cache, problem.value_cache))
+            key, value = (
+                cache[blocks].reshape(-1, *cache.shape[2:])[:length]
+                for cache in (problem.key_cache, problem.value_cache)
+            )
             for row in range(first, stop):
                 seen = max(length - (stop - row) + 1, 0)  # the last row sits at the last key
                 for head in range(problem.num_query_heads if seen else 0):

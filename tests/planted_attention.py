@@ -8,7 +8,7 @@ from numpy_kernels import Attention, float32
 from pagebench.reference.dtypes import FLOAT16, FLOAT32, Array
 from pagebench.reference.paged_attention import PagedAttention
 
-# ruff: noqa: D101  # a class name says what is wrong; a comment where it does not
+# a class name says what is wrong; a comment where it does not
 
 
 class PaddingMultipliedByZero(Attention):
@@ -103,7 +103,11 @@ class CausalFromTheTopLeft(Attention):
 class SoftCapIgnored(Attention):
     def scores(self, p: PagedAttention, seq: int, keys: Array) -> Array:
         key = self.load(p, seq, keys, p.key_cache, p.key_scale)
-        return super().scores(p, seq, keys) if p.soft_cap is None else self.dot(self.query(p, seq), key) * float32(np.array(p.scale))
+        return (
+            super().scores(p, seq, keys)
+            if p.soft_cap is None
+            else self.dot(self.query(p, seq), key) * float32(np.array(p.scale))
+        )
 
 
 class CausalIgnored(Attention):
@@ -166,7 +170,11 @@ class CacheScaleOfTheFirstHead(Attention):
 
 class CacheScaleOfTheLogicalBlock(Attention):
     def scale_of(self, scale: Array, blocks: Array, offsets: Array) -> Array:
-        return super().scale_of(scale, np.argsort(np.argsort(blocks, kind="stable")) % scale.shape[0], offsets) if scale.ndim == 3 else super().scale_of(scale, blocks, offsets)
+        return (
+            super().scale_of(scale, np.argsort(np.argsort(blocks, kind="stable")) % scale.shape[0], offsets)
+            if scale.ndim == 3
+            else super().scale_of(scale, blocks, offsets)
+        )
 
 
 class LseInBaseTwo(Attention):
@@ -249,7 +257,9 @@ class ScratchSizedTooSmall(Attention):
     def paged_attention(self, p: PagedAttention, split: int = 64) -> tuple[Array, Array | None]:
         scratch = self.empty((max(p.num_tokens - 1, 1), p.num_query_heads), FLOAT32)
         if p.num_tokens > 1:
-            beyond = np.ndarray((p.num_tokens, p.num_query_heads), FLOAT32, buffer=scratch.base, offset=_offset(scratch))
+            beyond = np.ndarray(
+                (p.num_tokens, p.num_query_heads), FLOAT32, buffer=scratch.base, offset=_offset(scratch)
+            )
             beyond[...] = 0
         return super().paged_attention(p, split)
 
@@ -258,7 +268,9 @@ class OutputOverrun(Attention):
     def store(self, p: PagedAttention, out: Array, values: Array) -> None:
         super().store(p, out, values)
         if out.base is not None and out.size:
-            behind = np.ndarray(out.size + 1, out.dtype, buffer=_root(out), offset=int(out.ctypes.data - _root(out).ctypes.data))
+            behind = np.ndarray(
+                out.size + 1, out.dtype, buffer=_root(out), offset=int(out.ctypes.data - _root(out).ctypes.data)
+            )
             behind[-1:] = 0 if behind.size * out.itemsize == 0 or _is_last(out, p) else behind[-1]
 
 

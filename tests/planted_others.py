@@ -76,7 +76,13 @@ class GapsOverwritten(Copy):
 
     def write(self, cache: Array, dst: Array, staged: Array) -> None:
         super().write(cache, dst, staged)
-        if cache.ndim > 1 and cache.size and cache.shape[-1] > 1 and cache.strides[-1] == cache.itemsize and cache.ndim > 2:
+        if (
+            cache.ndim > 1
+            and cache.size
+            and cache.shape[-1] > 1
+            and cache.strides[-1] == cache.itemsize
+            and cache.ndim > 2
+        ):
             for block in dst:
                 span = cache[block]
                 gap = span.strides[-2] // span.itemsize - span.shape[-1]

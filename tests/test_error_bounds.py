@@ -1,4 +1,4 @@
-"""The bound is wide enough for honest float32 arithmetic and narrow enough to see one key; comparisons say what is wrong."""
+"""The bound is wide enough for honest arithmetic and narrow enough to see one key; comparisons say what is wrong."""
 
 import math
 from typing import Any
@@ -19,8 +19,8 @@ U_OF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 @pytest.mark.parametrize("dtype", U_OF)
 @pytest.mark.parametrize("keys", [1, 17, 200])
 def test_bound_is_a_few_roundings_wide(dtype: str, keys: int) -> None:
-    """For ordinary data, in units of the output's own rounding. In float32 the scores' 129 roundings dominate, and still
-    leave 13 bits: an input rounded to float16 or TF32 shows."""
+    """For ordinary data, in units of the output's own rounding. In float32 the scores' 129 roundings dominate and
+    still leave 12 bits."""
     problem = AttentionRecipe(dtype=dtype, head_size=128, sequences=((1, keys),)).build()
     out, lse = error_bounds.paged_attention(problem)
     units = 8 if dtype != "float32" else 2**12
@@ -33,7 +33,8 @@ def test_bound_is_a_few_roundings_wide(dtype: str, keys: int) -> None:
 def test_one_key_more_or_less_is_far_outside(dtype: str, keys: int) -> None:
     """The counting probe shows it in lse at any length, and in out as well."""
     one, other = (
-        probes.counting(AttentionRecipe(dtype=dtype, sequences=((1, n),), block_size=32).build()) for n in (keys, keys - 1)
+        probes.counting(AttentionRecipe(dtype=dtype, sequences=((1, n),), block_size=32).build())
+        for n in (keys, keys - 1)
     )
     (out, lse), (out_bound, lse_bound) = paged_attention(one), error_bounds.paged_attention(one)
     fewer_out, fewer_lse = paged_attention(other)

@@ -33,7 +33,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 
 
 def in_tree() -> set[str]:
-    files = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in SHIPPED or path.name == "py.typed"]
+    files = [
+        path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in SHIPPED or path.name == "py.typed"
+    ]
     return {f"pagebench/{path.relative_to(ROOT)}" for path in files if "__pycache__" not in path.parts}
 
 
@@ -62,6 +64,8 @@ def test_unpacked_wheel_tests_a_provider(wheel: zipfile.ZipFile, tmp_path: Path)
     assert str(site) in found.stdout
     options = ["--provider", "mine.py:Provider", "--pagebench-profile", "quick", "-k", "copy", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", "--pyargs", "pagebench.properties", *options]
-    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "numpy [host]: copy_blocks" in done.stdout

@@ -34,7 +34,9 @@ def stub(*, unavailable: str = "None", rejects: str = "None", op: str = "copy_bl
 def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "--pyargs", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def run_claims(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -190,7 +190,9 @@ def test_without_as_strided_arrays_are_contiguous() -> None:
     assert placed.bases == ()
 
 
-@pytest.mark.parametrize("recipe", [AttentionRecipe(kv_layout="halves"), CopyRecipe(), DequantRecipe(format="gptq_v2", columns=4)])
+@pytest.mark.parametrize(
+    "recipe", [AttentionRecipe(kv_layout="halves"), CopyRecipe(), DequantRecipe(format="gptq_v2", columns=4)]
+)
 def test_text_round_trip(recipe: Any) -> None:
     p = recipe.build()
     again = from_text(p.to_text())

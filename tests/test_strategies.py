@@ -118,7 +118,12 @@ def test_lengths_lie_on_and_beside_each_unit() -> None:
     keys = {k for recipe in recipes for _, k in recipe.sequences}
     for tile in (16, 32, 64):
         assert {tile - 1, tile, tile + 1} <= keys
-    beyond = Counter(k % r.block_size - r.block_size * (k % r.block_size > 1) for r in recipes for _, k in r.sequences if k > r.block_size)
+    beyond = Counter(
+        k % r.block_size - r.block_size * (k % r.block_size > 1)
+        for r in recipes
+        for _, k in r.sequences
+        if k > r.block_size
+    )
     assert min(beyond[-1], beyond[0], beyond[1]) >= 10
 
 
