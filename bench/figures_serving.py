@@ -60,7 +60,7 @@ def memory_over_time(results: Sequence[Result], slot_bytes: int, title: str) -> 
             top.axhline(limit, color=INK, linestyle="--", linewidth=0.9, label="memory for KV")
             share = sum(used) / max(1e-9, sum(reserved))
             refused = f", {result.refused} refused" if result.refused else ""
-            top.set_title(f"{result.layout}: {share:.1%} of reserved written{refused}", fontsize=9)
+            top.set_title(f"{result.layout}: {share:.1%} written{refused}")
             top.set_ylim(0, limit * 1.12)
             below.plot(minutes, [sample.running for sample in samples], color=GREEN, linewidth=1.2, label="in memory")
             waiting = [sample.waiting for sample in samples]

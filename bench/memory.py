@@ -62,7 +62,7 @@ def layouts(
 
 def replay_all(trace: Trace, made: dict[str, MakeLayout], server: Server) -> list[Result]:
     """Replay the trace on every layout, with a progress bar on a terminal."""
-    from tqdm import tqdm  # only this command needs it, and asv imports every module of this folder
+    from tqdm import tqdm  # type: ignore[import-untyped]  # has no types; only this command needs it, and asv imports every module of this folder
 
     results = []
     with tqdm(total=len(trace.requests) * len(made), unit="req", disable=None, leave=False) as bar:

@@ -94,17 +94,16 @@ def test_contiguous_reservations(fit: Any, steps: list[tuple[int, int, int]]) ->
     for seq_id, (action, size, pick) in enumerate(steps):
         live = list(lengths)
         if action <= 1:
-            before = allocator.snapshot()
-            holes = _holes(slab)
-            fitting = [hole for hole in holes if hole[1] >= size]
-            try:
-                start = allocator.reserve(seq_id, size, min(pick, size))
-            except OutOfSlotsError as error:
-                assert not fitting, "refused although a hole is long enough"
-                refused, fragmented = refused + 1, fragmented + (slab.count(None) >= size)
-                assert error.fragmented == (slab.count(None) >= size)
+            before, free = allocator.snapshot(), slab.count(None)
+            fitting = [hole for hole in _holes(slab) if hole[1] >= size]
+            if not fitting:
+                with pytest.raises(OutOfSlotsError) as error:
+                    allocator.reserve(seq_id, size, min(pick, size))
+                refused, fragmented = refused + 1, fragmented + (free >= size)
+                assert error.value.fragmented == (free >= size)
                 assert allocator.snapshot() == before, "a failed reservation left a trace"
                 continue
+            start = allocator.reserve(seq_id, size, min(pick, size))
             best = fitting[0] if fit == "first" else min(fitting, key=lambda hole: hole[1])
             assert start == best[0], "another hole than asked for"
             slab[start : start + size] = [seq_id] * size  # type: ignore[list-item]  # a slot's owner

@@ -42,8 +42,7 @@ def from_config(config: Config, name: str) -> Model:
         config = text
     family = config.get("model_type")
     require(family in FAMILIES, "model_type", f"be one of {', '.join(FAMILIES)}", family)
-    for key in REQUIRED:
-        require(isinstance(config.get(key), int), key, "be an integer", config.get(key))
+    _require_whole(config, *REQUIRED)
     family = str(family)
     windowed, window = _windows(config, family)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -70,6 +69,12 @@ def from_config(config: Config, name: str) -> Model:
     )
 
 
+def _require_whole(config: Config, *keys: str) -> None:
+    for key in keys:
+        value = config.get(key)
+        require(isinstance(value, int) and not isinstance(value, bool), key, "be an integer", value)
+
+
 def _windows(config: Config, family: str) -> tuple[int, int | None]:
     """(number of windowed layers, their window)."""
     layers, window = config["num_hidden_layers"], config.get("sliding_window")
@@ -91,8 +96,7 @@ def _windows(config: Config, family: str) -> tuple[int, int | None]:
 
 
 def _latent(config: Config) -> Latent:
-    for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
-        require(isinstance(config.get(key), int), key, "be an integer", config.get(key))
+    _require_whole(config, "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     return Latent(
         rank=config["kv_lora_rank"],
         rope_size=config["qk_rope_head_dim"],
@@ -106,6 +110,13 @@ def _experts(config: Config, family: str) -> Experts | None:
     count = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
     if not count:
         return None
+    _require_whole(config, "num_experts_per_tok")
+    # Layouts in which some layers are dense for another reason are not read as if they were not.
+    every = config.get("decoder_sparse_step", 1) == 1 and config.get("moe_layer_freq", 1) == 1
+    plain = every and not config.get("mlp_only_layers")
+    require(
+        plain, "decoder_sparse_step, moe_layer_freq, mlp_only_layers", "leave every layer with experts", dict(config)
+    )
     size = config.get("moe_intermediate_size") or config["intermediate_size"]
     shared = size * (config.get("n_shared_experts") or 0) or config.get("shared_expert_intermediate_size", 0)
     return Experts(

@@ -38,7 +38,8 @@ class Model:
     """A decoder. Sizes are elements; `window` is the keys a windowed layer's query sees, its own included.
 
     num_windowed_layers of the layers keep at most `window` tokens; the others keep all. norms_per_layer counts the
-    hidden-size norms. Raises ValueError for a count below 1 or a window without windowed layers.
+    hidden-size norms. Raises ValueError for a count below 1, query heads that are no multiple of the KV heads, or a
+    window without windowed layers.
     """
 
     name: str
@@ -62,8 +63,13 @@ class Model:
     def __post_init__(self) -> None:
         for field in ("num_layers", "num_query_heads", "num_kv_heads", "head_size", "hidden_size", "vocab_size"):
             require_int(field, getattr(self, field), low=1)
+        whole = self.num_query_heads % self.num_kv_heads == 0
+        rule = f"be a multiple of num_kv_heads = {self.num_kv_heads}"
+        require(whole, "num_query_heads", rule, self.num_query_heads)
         require_int("num_windowed_layers", self.num_windowed_layers, low=0)
-        require(self.num_windowed_layers <= self.num_layers, "num_windowed_layers", "be at most num_layers", self)
+        few = self.num_windowed_layers <= self.num_layers
+        rule = f"be at most num_layers = {self.num_layers}"
+        require(few, "num_windowed_layers", rule, self.num_windowed_layers)
         windowed = self.num_windowed_layers > 0
         require(windowed == (self.window is not None), "window", "be set exactly if layers are windowed", self.window)
         if self.window is not None:
