@@ -156,7 +156,10 @@ def raw_memory(buffer: Buffer) -> "np.ndarray[Any, np.dtype[np.uint8]]":
 
 
 def nearest_buffer(buffers: Sequence[Buffer], address: int) -> Buffer | None:
-    """The buffer whose range lies closest to `address`; None when there is none within 8 GiB (32-bit offsets wrap by 4 to 8)."""
+    """The buffer whose range lies closest to `address`; None when there is none within 8 GiB.
+
+    An offset of 16-bit elements that wraps in 32 bits lands 4 or 8 GiB away.
+    """
 
     def distance(b: Buffer) -> int:
         return max(b.start - address, address - b.stop + 1, 0)

@@ -6,8 +6,8 @@
     launches[0].buffers["key_cache"].sectors
 
 Both ways of running without a GPU report here: Triton's interpreter every access with its addresses
-(`memory_trace_accesses`), CUDA C++ on the host its totals, added up in C++. A *request* is what the memory system gets at
-once: one access of a tile (Triton), one instruction of a warp (CUDA); a byte that several lanes of a request ask for
+(`memory_trace_accesses`), CUDA C++ on the host its totals, added up in C++. A *request* is what the memory system gets
+at once: one access of a tile (Triton), one instruction of a warp (CUDA); a byte that several lanes of a request ask for
 counts once. Bounds are checked on every launch, traced or not.
 
 Outside a trace the only cost is looking whether there is one, once per launch.
@@ -188,7 +188,7 @@ def _on_gpu(provider: Any) -> bool:
 
 @contextmanager
 def _fresh_memory(provider: Any, recording: Recorder) -> Iterator[None]:
-    """Note every array that `provider.empty` hands out; providers without one, or that cannot be changed, are let be."""
+    """Note every array that `provider.empty` hands out. A provider without it, or that cannot be changed, is let be."""
     original = getattr(provider, "empty", None)
     if not recording.uninitialised or not callable(original):
         yield
@@ -197,7 +197,9 @@ def _fresh_memory(provider: Any, recording: Recorder) -> Iterator[None]:
 
     def empty(*args: Any, **kwargs: Any) -> Any:
         array = original(*args, **kwargs)
-        recording.fresh.append(FreshMemory.of(array))
+        memory = FreshMemory.of(array)
+        if memory is not None:
+            recording.fresh.append(memory)
         return array
 
     if not _set(provider, empty):

@@ -52,9 +52,16 @@ class FreshMemory:
     sentinel: int
 
     @classmethod
-    def of(cls, array: Any) -> "FreshMemory":
-        """Of a contiguous NumPy array or torch CPU tensor just made; fills it, unless one non-zero byte fills it already."""
+    def of(cls, array: Any) -> "FreshMemory | None":
+        """Of a NumPy array or torch CPU tensor just made; None for anything else, and for a view with gaps.
+
+        Fills it with the sentinel, unless one non-zero byte fills it already, which then is the sentinel.
+        """
+        if not isinstance(array, np.ndarray) and not hasattr(array, "data_ptr"):
+            return None
         (buffer,) = buffers_of("empty", array)
+        if buffer.rows()[1]:
+            return None
         raw = raw_memory(buffer)
         first = int(raw[0]) if raw.size else SENTINEL
         if first == 0 or not (raw == first).all():

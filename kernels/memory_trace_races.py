@@ -55,7 +55,7 @@ class RaceError(RuntimeError):
 
 
 class ByteOwners:
-    """Which programs of one launch touched each byte of its buffers, as far as later accesses can conflict with them."""
+    """Which programs of one launch touched each byte of its buffers, as far as later accesses can conflict."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
         # Bytes [i * granule, (i + 1) * granule) share an entry, for as long as every access is whole granules.

@@ -180,9 +180,9 @@ TWICE = {
     # Keys are read for the maximum, and again for the sum.
     "triton": Fault(
         "paged_attention",
-        "            if MULTIPLY:\n                score =",
-        "            k = tl.load(k_d[None, :] + ((block * ks0 + slot * ks1) * KV_VECTOR)[:, None], mask=key_d, other=0.0)\n"
-        "            if MULTIPLY:\n                score =",
+        "k = tl.load(k_d[None, :]",
+        "k = tl.load(k_d[None, :] + ((block * ks0 + slot * ks1) * KV_VECTOR)[:, None], mask=key_d, other=0.0)\n"
+        "            k = tl.load(k_d[None, :]",
         "key_cache",
         "attend_kernel",
     ),

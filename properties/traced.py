@@ -1,0 +1,45 @@
+"""Which runs are looked at access by access: no races, no reads of what nobody wrote, and the bytes counted.
+
+Bounds are checked on every run on a CPU. The rest costs up to twice the time, so a share of the problems is traced: by
+their form, so that a problem that failed fails again, and every one once a fault was found, so that it can be shrunk.
+The deep profile traces all.
+"""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pagebench.kernels.memory_trace import LaunchTrace, RaceError, UninitialisedReadError, trace
+from pagebench.kernels.providers import how_it_runs
+from pagebench.properties import profile
+from pagebench.reference.problem import Problem
+
+SHARE = 4  # one problem in so many, outside the deep profile
+
+_found = False
+
+
+@contextmanager
+def traced(provider: Any, problem: Problem) -> Iterator[list[LaunchTrace] | None]:
+    """Trace what runs inside if `problem` is one of those chosen; yields its launches, or None when it is not traced.
+
+    Raises RaceError and UninitialisedReadError for what a kernel does.
+    """
+    global _found
+    if not chosen(problem) or how_it_runs(provider) == "gpu":
+        yield None
+        return
+    try:
+        with trace(provider) as launches:
+            yield launches
+    except (RaceError, UninitialisedReadError):
+        _found = True
+        raise
+
+
+def chosen(problem: Problem) -> bool:
+    """Whether `problem` is traced under the active profile: decided by its form, not by its numbers."""
+    if _found or profile.active.name == "deep":
+        return True
+    return zlib.crc32(problem.describe().encode()) % SHARE == 0
