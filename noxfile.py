@@ -4,6 +4,7 @@
 # ///
 """Every way of running pagebench: `nox -l` lists the sessions, `nox -s NAME -- ARGUMENTS` runs one."""
 
+import os
 from pathlib import Path
 
 import nox
@@ -13,7 +14,7 @@ nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 nox.needs_version = ">=2025.5"
 
-TESTING = ["pytest", "hypothesis", "pytest-benchmark", "pytest-timeout", "gguf"]
+TESTING = ["pytest", "hypothesis", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "gguf"]
 CUDA_WITHOUT_GPU = [
     "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl",
 ]  # fmt: skip
@@ -51,7 +52,8 @@ def python(session: nox.Session, *arguments: str, **environment: str) -> None:
 def tests(session: nox.Session) -> None:
     """Run the whole test suite: properties of both providers and tests of the harness, in minutes and without a GPU."""
     install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH)
-    python(session, "-m", "pytest", "--allowed-skips", "tests/allowed_skips.toml", *session.posargs)
+    workers = str(min(os.cpu_count() or 1, 4))
+    python(session, "-m", "pytest", "-n", workers, "--allowed-skips", "tests/allowed_skips.toml", *session.posargs)
 
 
 @nox.session
