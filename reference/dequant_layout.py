@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from pagebench.reference.dtypes import FLOAT16, FLOAT32, INT32, UINT8, Array
-from pagebench.reference.validation import require, require_all, require_array, require_int
+from pagebench.reference.validation import require, require_all, require_array
 
 Packed = Mapping[str, Array]
 Shape = tuple[int, int]
@@ -121,9 +121,9 @@ class PackedFormat:
         if not self.grouped(form):
             require(group_size is None, "group_size", "be None: the format or the scale's shape fixes it", group_size)
             return
-        require(group_size is not None, "group_size", "be -1 or an integer >= 1", group_size)
-        if group_size != -1:
-            require_int("group_size", group_size, low=1)
+        whole = isinstance(group_size, int | np.integer) and not isinstance(group_size, bool)
+        allowed = whole and group_size is not None and (group_size == -1 or group_size >= 1)
+        require(allowed, "group_size", "be -1 or an integer >= 1", group_size)
 
     def validate(self, packed: Packed, shape: Shape, group_size: int | None) -> None:
         """Raise ValueError naming the argument, the rule and the value, unless `packed` is such a weight."""
