@@ -14,7 +14,10 @@ reading `pairs` (16 n bytes, from the L2).
 
 Traffic: each source block read once per pair and each destination written once; nothing is staged in memory. Fast
 because accesses are 16 bytes wide where alignment allows, neighbours in a warp touch neighbouring bytes, and a
-program holds 16 KB of loads in flight (32 registers per thread), several programs per SM.
+program holds 16 KB of loads in flight (32 registers per thread), four programs per SM.
+
+Code generation (Triton 3.9; 64 pairs in 160 caches with blocks of 32 KB), nothing run: 124 registers on sm_80, 125 on
+sm_90, 94 on sm_100, no spill; 8 loads and 8 stores of 16 bytes for what a root holds, as many for what moves before it.
 """
 
 import itertools
@@ -307,4 +310,4 @@ def rejects(problem: CopyBlocks) -> str | None:
 
 def variants(problem: CopyBlocks) -> list[dict[str, Any]]:
     """Tiles and scans small enough that a test's little problem crosses their edges."""
-    return [{"tile": 64, "scan": 2}, {"tile": 256, "scan": 16, "num_warps": 1}]
+    return [{"tile": 64, "scan": 4, "num_warps": 1}, {"tile": 256, "scan": 16, "num_warps": 1}]

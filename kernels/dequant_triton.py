@@ -11,9 +11,14 @@ word or a scale is loaded once, with extent 1 along what it serves, and unpackin
   and returned transposed: a thread loads 8 words, 32 bytes, and stores 8 rows of 8 columns, 16 bytes each in a 16-bit
   type, without a pass through shared memory.
 - q8_0 is written as [n, k]. Its 34-byte blocks are aligned to 2 bytes only, so two elements is the widest load there
-  is; a warp's loads are still dense, and at an H200's 4.8 TB/s they take a tenth of an SM's load issue slots.
+  is (one, where k is no multiple of 256 and the compiler cannot see that rows begin at even addresses); a warp's loads
+  are still dense, and at an H200's 4.8 TB/s and two elements they take about a tenth of an SM's load issue slots.
 
 Traffic: packed bytes once, weights once (scales and zero points of a group of rows come from the caches).
+
+Code generation (Triton 3.9, sm_90, 4096 x 4096 to fp16), nothing run: gptq_v2 70 registers, 5 loads and 4 stores of 16
+bytes, 7 programs per SM; q8_0 32 registers, 16 loads of 2 bytes, 4 stores of 16 bytes, 16 programs per SM; no spill.
+For fp16 the compiler multiplies in fp16, where the factors are exact and the product rounds once: the same bits.
 """
 
 from collections.abc import Callable
