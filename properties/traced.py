@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pagebench.kernels.memory_trace import LaunchTrace, RaceError, UninitialisedReadError, trace
+from pagebench.kernels.memory_trace import LaunchTrace, RaceError, UninitialisedReadError, recorder, trace
 from pagebench.kernels.providers import how_it_runs
 from pagebench.properties import profile
 from pagebench.reference.problem import Problem
@@ -24,10 +24,11 @@ _found = False
 def traced(provider: Any, problem: Problem) -> Iterator[list[LaunchTrace] | None]:
     """Trace what runs inside if `problem` is one of those chosen; yields its launches, or None when it is not traced.
 
-    Raises RaceError and UninitialisedReadError for what a kernel does.
+    A trace that the caller has running already goes on instead. Raises RaceError and UninitialisedReadError for what a
+    kernel does.
     """
     global _found
-    if not chosen(problem) or how_it_runs(provider) == "gpu":
+    if recorder() is not None or not chosen(problem) or how_it_runs(provider) == "gpu":
         yield None
         return
     try:

@@ -1,0 +1,55 @@
+"""Bytes and sectors that every kernel requests, on any machine: exact figures, lower is better, no tolerance.
+
+Over `Problem.bytes_moved()`, the fewest that any kernel must move. A byte that two programs, or two requests of one
+program, ask for counts twice, though caches may serve the second. Each workload is scaled as its name here says.
+"""
+
+from typing import Any
+
+from bench._traffic import SCALES, Traffic, record
+from bench.workloads import WORKLOADS
+
+PROVIDERS = ("triton", "cupy")
+NAMES = {f"{name} at {SCALES[workload.op]}": name for name, workload in WORKLOADS.items() if workload.op in SCALES}
+
+
+class Ratio:
+    """Traced runs of each workload, which are held to the reference meanwhile."""
+
+    params = (PROVIDERS, tuple(NAMES))
+    param_names = ("provider", "workload")
+    timeout = 3600.0
+
+    def setup_cache(self) -> dict[tuple[str, str], tuple[float, float] | tuple[type[Exception], str]]:
+        """Both ratios, or what `setup` shall raise, by provider and workload; traced once for a commit."""
+        return {
+            (provider, label): _figures(traffic)
+            for provider in PROVIDERS
+            for label, traffic in zip(NAMES, record(provider, NAMES.values()).values(), strict=True)
+        }
+
+    setup_cache.timeout = 3600.0  # type: ignore[attr-defined]  # where asv looks for it
+
+    def setup(self, results: Any, provider: str, workload: str) -> None:
+        first, second = results[provider, workload]
+        if isinstance(first, type):
+            raise first(second)
+
+    def track_bytes(self, results: Any, provider: str, workload: str) -> float:
+        return float(results[provider, workload][0])
+
+    def track_sectors(self, results: Any, provider: str, workload: str) -> float:
+        return float(results[provider, workload][1])
+
+    track_bytes.unit = "bytes requested / fewest bytes possible"  # type: ignore[attr-defined]  # asv reads attributes
+    track_sectors.unit = "bytes of the sectors requested / fewest bytes possible"  # type: ignore[attr-defined]
+    # By hand, since asv would derive it from the source above, and hide the history at every edit.
+    track_bytes.version = track_sectors.version = "1"  # type: ignore[attr-defined]
+
+
+def _figures(traffic: Traffic) -> tuple[float, float] | tuple[type[Exception], str]:
+    if traffic.launches:
+        return traffic.ratio, traffic.sector_ratio
+    if traffic.error:
+        return RuntimeError, traffic.error
+    return NotImplementedError, traffic.unavailable or traffic.rejected or ""  # n/a, so that the series survives
