@@ -90,10 +90,11 @@ def chosen_device(options: argparse.Namespace) -> Device:
 
 def chosen_trace(options: argparse.Namespace) -> Trace:
     """The trace in a file, or the synthetic one."""
-    if options.trace is None:
-        return synthetic_trace(options.limit or 2000, request_rate=options.request_rate or 4.0, seed=options.seed)
-    rate = options.request_rate or 1.0
-    return read_trace(options.trace, request_rate=rate, seed=options.seed, limit=options.limit)
+    given = {"request_rate": options.request_rate} if options.request_rate is not None else {}
+    if options.trace is not None:
+        return read_trace(options.trace, seed=options.seed, limit=options.limit, **given)
+    size = {"num_requests": options.limit} if options.limit is not None else {}
+    return synthetic_trace(seed=options.seed, **size, **given)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -206,7 +206,7 @@ def _conversation(turns: Any) -> list[Row]:
 def synthetic_trace(
     num_requests: int = 2000, *, request_rate: float = 4.0, num_prompts: int = 4, seed: int = 0
 ) -> Trace:
-    """A made-up hour of chat: Poisson arrivals with a slow swell, log-normal lengths, shared system prompts.
+    """Made-up chat traffic: Poisson arrivals with a slow swell, log-normal lengths, shared system prompts.
 
     The lengths' medians and spreads are near those of public conversation traces. Three requests in four begin with one
     of `num_prompts` system prompts of 200 to 800 tokens. The same seed gives the same trace on every machine.

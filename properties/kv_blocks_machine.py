@@ -46,7 +46,7 @@ class KVBlocksMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 2, 3, 4]),
         num_blocks=st.integers(3, 16),
-        num_host_blocks=st.integers(1, 10),
+        num_host_blocks=st.integers(2, 16),
         null_block=st.booleans(),
         prefix_caching=st.sampled_from([True, True, True, False]),
     )
