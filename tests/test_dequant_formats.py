@@ -1,59 +1,19 @@
-"""What each packed format means, what its contracts round, and what its validation refuses."""
+"""What each packed format means."""
 
 import dataclasses
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from dequant_by_hand import ELEMENT
+from dequant_cases import EVERY_FORM, make, same, small
 
 from pagebench.reference import placement
-from pagebench.reference.dequant import CONTRACTS, Dequantize, contract_bound, decode, default_contract, dequantize
+from pagebench.reference.dequant import decode, dequantize
 from pagebench.reference.dequant_formats import FORMATS
-from pagebench.reference.dequant_samples import random_packed
-from pagebench.reference.dtypes import BFLOAT16, FLOAT16, FLOAT32, UINT8, Array, as_bits, round_to
+from pagebench.reference.dtypes import BFLOAT16, FLOAT32, Array
 from pagebench.reference.problem import from_text
-
-EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
-EVERY_FORM = pytest.mark.parametrize(
-    ("format", "form"), [(name, form) for name, f in FORMATS.items() for form in f.forms]
-)
-
-
-def shape_of(format: str) -> tuple[int, int]:
-    """Odd where the format allows it, with a partial last group or block of every size."""
-    chosen = FORMATS[format]
-    n = {1: 133, 8: 24}[chosen.n_multiple]
-    k = {1: 150, 8: 200, 16: 208, 32: 160, 256: 512}[chosen.k_multiple]
-    return n, k
-
-
-def group_size_of(format: str, form: str) -> int | None:
-    if not FORMATS[format].grouped(form):
-        return None
-    return 50 if format.startswith("pack") else 64
-
-
-def make(format: str, form: str | None = None, *, seed: int = 0, **changes: Any) -> Dequantize:
-    """A random problem; scales are of any bits unless `scales` says otherwise."""
-    form = form or next(iter(FORMATS[format].forms))
-    shape = changes.pop("shape", shape_of(format))
-    group_size = changes.pop("group_size", group_size_of(format, form))
-    options = {name: changes.pop(name) for name in ("number", "finite") if name in changes}
-    scales = changes.pop("scales", "bits")
-    packed = random_packed(format, shape, group_size, np.random.default_rng(seed), form=form, scales=scales, **options)
-    what = Dequantize(format, packed, shape, group_size, np.dtype(FLOAT32), default_contract(format))
-    return dataclasses.replace(what, **changes)
-
-
-def same(a: Array, b: Array) -> bool:
-    """Equal bits; any NaN equals any NaN."""
-    return a.dtype == b.dtype and bool(((as_bits(a) == as_bits(b)) | (np.isnan(a) & np.isnan(b))).all())
-
-
-# --- meaning
 
 
 @pytest.mark.parametrize(
@@ -70,25 +30,6 @@ def test_exact_is_exact(format: str, form: str) -> None:
             assert weight[row, column] == float(expected)
         else:
             assert Fraction(float(weight[row, column])) == expected
-
-
-@pytest.mark.parametrize("format", [name for name, f in FORMATS.items() if {"exact", "f32"} <= set(f.contracts)])
-def test_f32_rounds_once(format: str) -> None:
-    """In the stated order at most one float32 operation rounds, also for scales of any bits: subnormal, huge, NaN."""
-    for form in FORMATS[format].forms:
-        f32, exact = (dequantize(make(format, form, contract=contract)) for contract in ("f32", "exact"))
-        assert same(f32, exact)
-
-
-EXACT_IN_F32 = ("gptq_v1", "gptq_v2", "awq", "mxfp4", "q4_0", "q5_0", "q8_0", "q6_k")
-
-
-@pytest.mark.parametrize("format", EXACT_IN_F32)
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=lambda d: d.name)
-def test_formats_exact_in_float32(format: str, dtype: np.dtype[Any]) -> None:
-    """Where float32 holds every value, both contracts agree in 16 bits too: nothing is rounded twice."""
-    f32, exact = (dequantize(make(format, contract=contract, dtype=dtype)) for contract in ("f32", "exact"))
-    assert same(f32, exact)
 
 
 @EVERY_FORM
@@ -122,7 +63,7 @@ def test_dead_elements_do_not_matter(format: str, form: str) -> None:
 @EVERY_FORM
 def test_text_form_and_placement(format: str, form: str) -> None:
     """A repro rebuilds the problem, and it can be placed: arrays without dimensions too."""
-    what = make(format, form, shape=_small(format))
+    what = make(format, form, shape=small(format))
     assert same(dequantize(from_text(what.to_text())), dequantize(what))
 
     class Host:
@@ -134,10 +75,6 @@ def test_text_form_and_placement(format: str, form: str) -> None:
             return np.ndarray(shape, dtype, buffer=base, offset=offset * dtype.itemsize, strides=steps)
 
     assert same(dequantize(placement.place(what, Host()).problem), dequantize(what))
-
-
-def _small(format: str) -> tuple[int, int]:
-    return FORMATS[format].n_multiple, FORMATS[format].k_multiple * (50 if format.startswith("pack") else 1)
 
 
 # --- single facts of single formats
@@ -313,206 +250,3 @@ def test_pack_quantized_is_signed(bits: int) -> None:
     what.packed["weight_packed"][1] = -1
     half = 1 << bits - 1
     assert dequantize(what).tolist() == [[-half] * 7, [half - 1] * 7]
-
-
-# --- contracts
-
-
-def test_half_overflows_where_f32_does_not() -> None:
-    """vLLM's Q4_K kernel multiplies d = 1040 by a scale of 63 in float16: infinity, although the weight is 1040."""
-    what = make("q4_k", shape=(1, 256))
-    what.packed["blocks"][...] = 0
-    what.packed["blocks"][0, :4] = np.array([1040, 1040], FLOAT16).view(UINT8)
-    what.packed["blocks"][0, 4] = 63  # scale of sub-block 0
-    what.packed["blocks"][0, 8] = 62  # its minimum
-    what.packed["blocks"][0, 16] = 1  # q of element 0
-    assert dequantize(dataclasses.replace(what, dtype=FLOAT16))[0, 0] == 1040
-    half = dataclasses.replace(what, contract="half", dtype=FLOAT16)
-    assert np.isnan(dequantize(half)[0, 0]) or np.isinf(dequantize(half)[0, 0])
-
-
-def test_half_rounds_every_step() -> None:
-    """Q6_K: d * half(scale * q); GPTQ: half((q - zero) * scale), also where the output is wider."""
-    what = make("q6_k", scales="normal", contract="half")
-    blocks = what.packed["blocks"].reshape(-1, 210)
-    exact = decode(dataclasses.replace(what, contract="exact")).reshape(-1, 256)
-    d = blocks[:, 208:].copy().view(FLOAT16).astype(np.float64)
-    with np.errstate(all="ignore"):
-        product = np.where(d == 0, 0, exact / d).astype(FLOAT16)
-        expected = (d.astype(FLOAT16) * product).astype(FLOAT32)
-    assert (dequantize(what).reshape(-1, 256) == expected).all()
-    gptq = make("gptq_v2", scales="normal", contract="half", dtype=BFLOAT16)
-    once = dequantize(dataclasses.replace(gptq, contract="exact", dtype=FLOAT16))
-    assert same(dequantize(gptq), once.astype(BFLOAT16))
-    assert not same(dequantize(gptq), dequantize(dataclasses.replace(gptq, contract="exact")))
-
-
-def test_fma_zero_rounds_the_zero_term() -> None:
-    """q * s - round(z * s): as (q - z) * s where z * s has few bits, up to half a unit of z * s off elsewhere."""
-    what = make("awq", scales="normal", contract="fma_zero", dtype=FLOAT16)
-    exact = dequantize(dataclasses.replace(what, contract="exact"))
-    assert not same(dequantize(what), exact)
-    zero = 2.0**-11 * 15 * abs(what.packed["scales"].astype(np.float64))
-    groups = np.arange(what.shape[1]) // 64
-    assert (abs(dequantize(what).astype(np.float64) - exact) <= zero[groups].T + 2.0**-10 * abs(exact)).all()
-    # 15 * 0.0999755859375 = 1.4996337890625, of which float16 makes 1.5
-    what.packed["qweight"][...] = what.packed["qzeros"][...] = -1
-    what.packed["scales"][...] = 0.1
-    assert (dequantize(what) == 1.4996337890625 - 1.5).all()
-    what.packed["scales"][...] = 0.5
-    assert same(dequantize(what), np.zeros(what.shape, FLOAT16))
-
-
-@EVERY_FORMAT
-def test_contracts_are_known_and_the_default_comes_first(format: str) -> None:
-    contracts = FORMATS[format].contracts
-    assert set(contracts) <= set(CONTRACTS)
-    exact = ("gptq", "awq", "pack", "mxfp4", "q4_0", "q5_0", "q8_0", "q6_k")
-    assert default_contract(format) == ("exact" if format.startswith(exact) else "f32")
-
-
-@EVERY_FORM
-def test_every_contract_and_dtype_decodes(format: str, form: str) -> None:
-    for contract in FORMATS[format].contracts:
-        what = make(format, form, contract=contract, shape=_small(format))
-        for dtype in (FLOAT16, BFLOAT16, FLOAT32):
-            weight = dequantize(dataclasses.replace(what, dtype=dtype))
-            assert weight.shape == what.shape
-            assert weight.dtype == dtype
-            assert same(weight, round_to(decode(what), dtype))
-
-
-@EVERY_FORM
-def test_magnitude_covers_the_weight(format: str, form: str) -> None:
-    what = make(format, form, scales="normal", finite=True)
-    with np.errstate(all="ignore"):
-        size = FORMATS[format].magnitude(what.packed, what.shape, what.group_size)
-    assert size.shape == what.shape
-    assert (abs(decode(what).astype(np.float64)) <= size * (1 + 1e-6)).all()
-
-
-@pytest.mark.parametrize("format", [name for name, f in FORMATS.items() if "exact" in f.contracts])
-def test_contract_bound_covers_the_contract(format: str) -> None:
-    """How far each contract lies from the exact value: not at all, or within a few roundings."""
-    for scales in ("normal", "bits"):
-        exact = decode(make(format, scales=scales, contract="exact"))
-        for contract in FORMATS[format].contracts:
-            what = make(format, scales=scales, contract=contract)
-            weight, bound = decode(what).astype(np.float64), contract_bound(what)
-            judged = np.isfinite(exact) & np.isfinite(weight)
-            assert (abs(weight[judged] - exact[judged]) <= bound[judged]).all()
-
-
-# --- bytes
-
-
-@pytest.mark.parametrize(
-    ("format", "group_size", "per_element"),
-    [
-        ("q4_0", None, 2.5625),
-        ("q4_k", None, 2.5625),
-        ("q6_k", None, 2 + 210 / 256),
-        ("q8_0", None, 3.0625),
-        ("awq", 128, 2 + 0.5 + (2 + 0.5) / 128),
-        ("nf4", 64, 2.5625),
-        ("nvfp4", None, 2.5625),
-        ("nvfp4_swizzled", None, 2.5625),
-        ("mxfp4", None, 2.53125),
-        ("fp8_e4m3", None, 3.0),
-    ],
-)
-def test_bytes_moved(format: str, group_size: int | None, per_element: float) -> None:
-    n, k = 264, 512 + 256
-    what = make(format, shape=(n, k), group_size=group_size, dtype=FLOAT16)
-    common = 4 if format.startswith(("nvfp4", "fp8")) else 0
-    assert what.bytes_moved() == per_element * n * k + common
-
-
-# --- validation
-
-
-def _wrong_arrays() -> Iterator[tuple[str, str, str]]:
-    for format, chosen in FORMATS.items():
-        for form, names in chosen.forms.items():
-            yield from ((format, form, name) for name in names)
-
-
-@pytest.mark.parametrize(("format", "form", "name"), list(_wrong_arrays()))
-def test_every_array_is_checked(format: str, form: str, name: str) -> None:
-    """Each one missing, of another dtype, one longer or shorter along any axis, with another axis, or not an array."""
-    what = make(format, form)
-    array = what.packed[name]
-    rest = {other: kept for other, kept in what.packed.items() if other != name}
-    if "zero_point" not in name:  # the other form
-        with pytest.raises(ValueError, match="packed must hold exactly"):
-            dataclasses.replace(what, packed=rest)
-    bad = [np.zeros(array.shape, np.int64), np.zeros(array.shape, np.float64), array[None, None], array.tolist()]
-    for axis in range(array.ndim):
-        bad += [np.repeat(array, 2, axis=axis), np.delete(array, -1, axis=axis)]
-    for each in bad:
-        with pytest.raises(ValueError, match=r"packed|group_size"):
-            dataclasses.replace(what, packed={**rest, name: each})
-
-
-@EVERY_FORM
-def test_sizes_are_checked(format: str, form: str) -> None:
-    what = make(format, form)
-    n, k = what.shape
-    for shape in ((n, k + 1), (n + 1, k), (n, k - 1), (0, k), (n, 0), (n, -k), (n, float(k)), [n, k], (n,), (n, k, 1)):
-        with pytest.raises(ValueError, match=r"shape|packed|group_size"):
-            dataclasses.replace(what, shape=shape)
-
-
-@EVERY_FORM
-def test_group_size_is_checked(format: str, form: str) -> None:
-    what = make(format, form)
-    grouped = FORMATS[format].grouped(form)
-    for group_size in (0, -2, 1.5, -1.0, 64.0, True, *((None,) if grouped else (32, -1))):
-        with pytest.raises(ValueError, match=r"group_size|packed"):
-            dataclasses.replace(what, group_size=group_size)
-
-
-def test_extra_arrays_are_refused() -> None:
-    what = make("q8_0")
-    with pytest.raises(ValueError, match=r"packed must hold exactly \['blocks'\], got \['blocks', 'g_idx'\]"):
-        dataclasses.replace(what, packed={**what.packed, "g_idx": np.zeros(3, np.int32)})
-
-
-@pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1, -(2**31)])
-@pytest.mark.parametrize("format", ["gptq_v1", "gptq_v2"])
-def test_g_idx_out_of_range(format: str, wrong: int) -> None:
-    what = make(format)  # 200 input features in groups of 64
-    what.packed["g_idx"][17] = wrong
-    with pytest.raises(ValueError, match=rf"packed\['g_idx'\] must be in \[0, 4\), got .*{wrong}.* at index \[17\]"):
-        what.validate()
-
-
-@pytest.mark.parametrize("group_size", [16, 48, 8192, -1])
-@pytest.mark.parametrize("format", ["nf4", "fp4"])
-def test_bitsandbytes_block_sizes(format: str, group_size: int) -> None:
-    with pytest.raises(ValueError, match="group_size"):
-        make(format, group_size=group_size)
-
-
-def test_pack_quantized_groups_divide_k() -> None:
-    """compressed-tensors refuses others too."""
-    with pytest.raises(ValueError, match=r"group_size must divide shape\[1\] \(k\) = 150, got 64"):
-        make("pack_quantized_4", group_size=64)
-
-
-def test_unknown_format_and_contract() -> None:
-    what = make("q8_0")
-    with pytest.raises(ValueError, match=r"format must be one of \[.*\], got 'q9_0'"):
-        dataclasses.replace(what, format="q9_0")
-    with pytest.raises(ValueError, match=r"contract must be one of \('exact', 'f32', 'half'\) for q8_0, got 'fast'"):
-        dataclasses.replace(what, contract="fast")
-    with pytest.raises(ValueError, match="contract"):
-        make("nf4", contract="exact")
-    with pytest.raises(ValueError, match="dtype"):
-        dataclasses.replace(what, dtype=np.dtype(np.float64))
-
-
-def test_zero_point_has_the_scale_s_shape() -> None:
-    what = make("int8", "channel_zero")
-    with pytest.raises(ValueError, match=r"packed\['zero_point'\] must have shape \[133\], got \(\)"):
-        dataclasses.replace(what, packed={**what.packed, "zero_point": np.array(0, np.int8)})

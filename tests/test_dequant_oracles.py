@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dequant_oracles import ORACLES, problem, version
+from dequant_oracles import ORACLES, version
+from oracle_comparison import problem
 
 from pagebench.reference.dequant import dequantize
 from pagebench.reference.dequant_formats import FORMATS
