@@ -18,6 +18,9 @@ TESTING = ["pytest", "hypothesis", "pytest-benchmark", "pytest-timeout", "pytest
 CUDA_WITHOUT_GPU = [
     "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl",
 ]  # fmt: skip
+ORACLES = [
+    "libgguf", "gfloat", "bitsandbytes", "compressed-tensors", "torchao", "transformers", "optimum-quanto",
+]  # fmt: skip
 BENCH = ["asv", "asv_runner", "scipy", "packaging", "virtualenv"]
 
 
@@ -96,6 +99,13 @@ def compat(session: nox.Session) -> None:
     """Compile every kernel with Triton 3.6, the oldest supported; nothing runs."""
     install(session, *TESTING, "numpy<2.4", triton="triton==3.6.0")
     python(session, "-m", "bench.codegen_table", "--provider", "triton", *session.posargs)
+
+
+@nox.session
+def oracles(session: nox.Session) -> None:
+    """Check the reference decoders against other people's (a gigabyte of packages)."""
+    install(session, *TESTING, *ORACLES)
+    python(session, "-m", "pytest", "tests/test_dequant_oracles.py", *session.posargs)
 
 
 @nox.session

@@ -1,13 +1,10 @@
 """The project's CUDA C++ kernels as a provider: through CuPy on a GPU, through the host compiler on a CPU."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from pagebench.kernels import block_copy_cupy, dequant_cupy, paged_attention_cupy
-from pagebench.kernels.cupy_launch import Device
+from pagebench.kernels.cupy_arrays import CupyArrays
 
 _OPS: dict[str, Any] = {
     "paged_attention": paged_attention_cupy,
@@ -16,7 +13,7 @@ _OPS: dict[str, Any] = {
 }
 
 
-class CupyProvider:
+class CupyProvider(CupyArrays):
     """Paged attention, block copy and dequantisation in CUDA C++.
 
     raw_module: what compiles a source and returns its kernels, with the call interface of `cupy.RawModule`; arrays are
@@ -24,9 +21,6 @@ class CupyProvider:
     """
 
     name = "cupy"
-
-    def __init__(self, raw_module: Callable[..., Any] | None = None) -> None:
-        self.device = Device(raw_module)
 
     def unavailable(self) -> str | None:
         if self.device.on_gpu and importlib.util.find_spec("cupy") is None:
@@ -48,21 +42,6 @@ class CupyProvider:
 
     def contract(self, format: str) -> str:
         return dequant_cupy.CONTRACT
-
-    def to_device(self, array: np.ndarray) -> Any:
-        return self.device.to_device(array)
-
-    def to_host(self, array: Any) -> np.ndarray:
-        return self.device.to_host(array)
-
-    def as_strided(self, base: Any, dtype: Any, shape: Sequence[int], strides: Sequence[int], offset: int) -> Any:
-        return self.device.as_strided(base, dtype, shape, strides, offset)
-
-    def empty(self, shape: Sequence[int], dtype: Any) -> Any:
-        return self.device.empty(shape, dtype)
-
-    def synchronize(self) -> None:
-        self.device.synchronize()
 
     def paged_attention(self, problem: Any, **variant: Any) -> tuple[Any, Any]:
         return paged_attention_cupy.paged_attention(self, problem, **variant)

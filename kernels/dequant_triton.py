@@ -14,10 +14,12 @@ word or a scale is loaded once, with extent 1 along what it serves, and unpackin
   is (one, where k is no multiple of 256 and the compiler cannot see that rows begin at even addresses); a warp's loads
   are still dense, and at an H200's 4.8 TB/s and two elements they take about a tenth of an SM's load issue slots.
 
-Traffic: packed bytes once, weights once (scales and zero points of a group of rows come from the caches).
+Traffic: packed words once, weights once. What a tile of gptq_v2 shares with its neighbours is asked for again: scales and
+zero points by every tile of a group of rows, g_idx by every tile beside it. Of 64 rows x 128 columns that is 2 % of all
+bytes; of 8 x 512, which are as many elements in half a tile, 12 %.
 
-Code generation (Triton 3.9, sm_90, 4096 x 4096 to fp16), nothing run: gptq_v2 70 registers, 5 loads and 4 stores of 16
-bytes, 7 programs per SM; q8_0 32 registers, 16 loads of 2 bytes, 4 stores of 16 bytes, 16 programs per SM; no spill.
+Code generation (Triton 3.9, sm_90, 4096 x 4096 to fp16), nothing run: gptq_v2 76 registers, 5 loads and 4 stores of 16
+bytes, 3 programs of 8 warps per SM; q8_0 32 registers, 16 loads of 2 bytes, 4 stores of 16 bytes, 16 programs per SM; no spill.
 For fp16 the compiler multiplies in fp16, where the factors are exact and the product rounds once: the same bits.
 """
 
@@ -29,9 +31,6 @@ import triton
 import triton.language as tl
 
 from pagebench.reference.dequant import Dequantize
-
-TILE = 4096  # elements per program, 32 for each thread of 4 warps: 64 take twice the registers and halve the occupancy
-TILE_COLUMNS = 1024  # 4 warps side by side, 8 columns per thread
 
 
 # --- formats: float32 values of a tile, broadcastable to [row units, rows in unit, column units, columns in unit].
@@ -80,17 +79,24 @@ def _q8_0(packed, strides, row_unit, row_in_unit, column_unit, column_in_unit, r
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """`arrays` as `decode` takes them, rows and columns per unit, and whether rows are k (the result is transposed)."""
+    """`arrays` as `decode` takes them, rows and columns per unit, and whether rows are k (the result is transposed).
+
+    tile: elements per program, 32 for each thread (64 take twice the registers and halve the occupancy); columns: how
+    many of them side by side at most.
+    """
 
     decode: Any
     arrays: tuple[str, ...]
     row_unit: int
     column_unit: int
     transposed: bool = False
+    tile: int = 4096
+    columns: int = 1024  # 4 warps side by side, 8 columns per thread
+    num_warps: int = 4
 
 
 FORMATS: dict[str, _Format] = {
-    "gptq_v2": _Format(_gptq_v2, ("qweight", "qzeros", "scales", "g_idx"), 8, 8, transposed=True),
+    "gptq_v2": _Format(_gptq_v2, ("qweight", "qzeros", "scales", "g_idx"), 8, 8, True, 8192, 128, 8),
     "q8_0": _Format(_q8_0, ("blocks",), 1, 32),
 }
 
@@ -125,19 +131,20 @@ def dequantize(
     problem: Dequantize,
     empty: Callable[[tuple[int, ...], Any], Any],
     *,
-    tile: int = TILE,
-    columns: int = TILE_COLUMNS,
-    num_warps: int = 4,
+    tile: int | None = None,
+    columns: int | None = None,
+    num_warps: int | None = None,
 ) -> Any:
     """weight [n, k] of the problem's dtype, from a problem with device arrays; a transposed view if its format says so.
 
     `empty(shape, dtype)` makes the output. tile: elements per program; columns: how many of them side by side at most;
-    both powers of two.
+    both powers of two. None: the format's own.
     """
     fmt = FORMATS[problem.format]
     n, k = problem.shape
     height, width = (k, n) if fmt.transposed else (n, k)
-    column_units = _units(min(columns, tile // fmt.row_unit), fmt.column_unit, width)
+    tile = tile or fmt.tile
+    column_units = _units(min(columns or fmt.columns, tile // fmt.row_unit), fmt.column_unit, width)
     row_units = _units(tile // (column_units * fmt.column_unit), fmt.row_unit, height)
     tiles_across = triton.cdiv(width, column_units * fmt.column_unit)
     arrays = tuple(problem.packed[name] for name in fmt.arrays)
@@ -154,7 +161,7 @@ def dequantize(
         COLUMN_UNIT=fmt.column_unit,
         ROW_UNITS=row_units,
         COLUMN_UNITS=column_units,
-        num_warps=num_warps,
+        num_warps=num_warps or fmt.num_warps,
     )
     return out.T if fmt.transposed else out
 

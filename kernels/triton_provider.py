@@ -6,12 +6,11 @@ no GPU: that choice is fixed once the kernels are imported.
 
 from typing import Any
 
-import numpy as np
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from pagebench.kernels import block_copy_triton, dequant_triton, paged_attention_triton
-from pagebench.kernels.triton_arrays import array_of, tensor_of, torch_dtype
+from pagebench.kernels.torch_arrays import TorchArrays
 from pagebench.reference.block_copy import CopyBlocks
 from pagebench.reference.dequant import Dequantize, default_contract
 from pagebench.reference.paged_attention import PagedAttention
@@ -23,7 +22,7 @@ _KERNELS: dict[type, Any] = {
 }
 
 
-class TritonProvider:
+class TritonProvider(TorchArrays):
     """Every op of `pagebench.kernels.*_triton` (see `providers.Provider` for the contract)."""
 
     name = "triton"
@@ -46,26 +45,6 @@ class TritonProvider:
     def rejects(self, problem: Any) -> str | None:
         kernels = _KERNELS.get(type(problem))
         return f"no kernel for {type(problem).__name__}" if kernels is None else kernels.rejects(problem)
-
-    def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return tensor_of(array, self.device)
-
-    def to_host(self, array: torch.Tensor) -> np.ndarray[Any, Any]:
-        return array_of(array)
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def as_strided(
-        self, base: torch.Tensor, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
-    ) -> torch.Tensor:
-        """A view of `base` (uint8 [nbytes] from `to_device`); strides and offset in elements of `dtype`."""
-        whole = base[: base.numel() // dtype.itemsize * dtype.itemsize].view(torch_dtype(dtype))
-        return whole.as_strided(shape, strides, offset)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch_dtype(dtype), device=self.device)
 
     def variants(self, problem: Any) -> list[dict[str, Any]]:
         return [{}, *_KERNELS[type(problem)].variants(problem)]
