@@ -1,14 +1,14 @@
 """Problems drawn by Hypothesis over the whole contract of each op, or over what a provider supports.
 
 Structure is drawn, numbers come from a drawn seed. Boundaries are what is drawn most: lengths at multiples of the block
-and of usual tile sizes and one beside them, heads and sizes that are no power of two, empty everything. Choices are
-sampled from lists rather than ranges: Hypothesis draws mostly small integers, and 100 examples are soon spent.
+and of usual tile sizes and one beside them, heads and sizes that are no power of two, empty everything.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import SearchStrategy
 
 from pagebench.properties.block_copy_recipes import CopyRecipe
 from pagebench.properties.dequant_recipes import SCALES, DequantRecipe
@@ -27,111 +27,129 @@ TILES = (16, 32, 64, 128)  # lengths at which kernels like to change tile or spl
 
 def paged_attention_problems(support: Support | None = None) -> SearchStrategy[PagedAttention]:
     """PagedAttention problems; `support` narrows the choices, None is the whole contract."""
-    return attention_recipes(support or everything("paged_attention")).map(AttentionRecipe.build)
+    return recipes("paged_attention", support or everything("paged_attention")).map(AttentionRecipe.build)
 
 
 def copy_blocks_problems(support: Support | None = None) -> SearchStrategy[CopyBlocks]:
     """CopyBlocks problems; `support` narrows the choices, None is the whole contract."""
-    return copy_recipes(support or everything("copy_blocks")).map(CopyRecipe.build)
+    return recipes("copy_blocks", support or everything("copy_blocks")).map(CopyRecipe.build)
 
 
 def dequantize_problems(support: Support | None = None) -> SearchStrategy[Dequantize]:
     """Dequantize problems; `support` narrows the choices, None is the whole contract."""
-    return dequant_recipes(support or everything("dequantize")).map(DequantRecipe.build)
+    return recipes("dequantize", support or everything("dequantize")).map(DequantRecipe.build)
 
 
 def recipes(op: str, support: Support) -> SearchStrategy[Any]:
     """Recipes of the op's problems, within `support`."""
-    made = {"paged_attention": attention_recipes, "copy_blocks": copy_recipes, "dequantize": dequant_recipes}
-    return made[op](support)
+    return CHOICES.map(lambda choices: recipe(op, Picker(choices), support))
 
 
-def _choice(values: tuple[Any, ...], *, plain_weight: int = 1) -> SearchStrategy[Any]:
-    """One of `values`, the first of them `plain_weight` times as likely as each other one."""
-    return st.sampled_from((values[0],) * plain_weight + values[1:])
+class Picker:
+    """Picks from lists, a byte each: byte 0 is the first of a list, and bytes are what Hypothesis draws and shrinks.
+
+    Choices drawn one by one come in clumps, since Hypothesis builds many examples out of parts of earlier ones; some
+    pairs of features would never occur. The bytes of one string are independent, and still shrink one by one.
+    """
+
+    def __init__(self, choices: bytes) -> None:
+        self._bytes = iter(choices)
+
+    def __call__(self, values: Sequence[Any], *, plain_weight: int = 1) -> Any:
+        """One of `values`, the first of them `plain_weight` times as likely as each other one."""
+        values = (values[0],) * plain_weight + tuple(values[1:])
+        return values[next(self._bytes, 0) * len(values) >> 8]
+
+    def seed(self) -> int:
+        """A number below 2^32 for a generator of random data."""
+        return sum(next(self._bytes, 0) << 8 * i for i in range(4))
 
 
-@st.composite
-def attention_recipes(draw: DrawFn, support: Support) -> AttentionRecipe:
+CHOICES = st.binary(min_size=64, max_size=64)  # an attention recipe takes at most 50
+
+
+def recipe(op: str, pick: Picker, support: Support) -> Any:
+    """The recipe of the op that `pick` chooses within `support`."""
+    made = {"paged_attention": attention_recipe, "copy_blocks": copy_recipe, "dequantize": dequant_recipe}
+    return made[op](pick, support)
+
+
+def attention_recipe(pick: Picker, support: Support) -> AttentionRecipe:
     axes = support.axes
-    group, heads = draw(st.sampled_from(axes["group"])), draw(st.sampled_from(axes["num_kv_heads"]))
-    head_size, block_size = draw(st.sampled_from(axes["head_size"])), draw(st.sampled_from(axes["block_size"]))
+    group, heads = pick(axes["group"]), pick(axes["num_kv_heads"])
+    head_size, block_size = pick(axes["head_size"]), pick(axes["block_size"])
     heads = heads if heads * group <= 64 else 1
-    causal = draw(_choice(axes["causal"], plain_weight=3))
-    cache_dtype = draw(_choice(axes["cache_dtype"], plain_weight=2))
+    causal = pick(axes["causal"], plain_weight=3)
+    cache_dtype = pick(axes["cache_dtype"], plain_weight=2)
     most_keys = max(min(MAX_KEYS, MAX_ELEMENTS // (heads * head_size), MAX_PRODUCTS // (heads * group * head_size)), 2)
-    decode = draw(st.sampled_from(axes["sequences"])) == "decode"
-    count = draw(st.sampled_from((1, 2, 2, 3, 3, 4, 4, 4, 4, 0)))
-    sequences = tuple(draw(_sequence(decode, block_size, most_keys)) for _ in range(count))
+    decode = pick(axes["sequences"]) == "decode"
+    count = pick((1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 0))
+    sequences = tuple(_sequence(pick, decode, block_size, most_keys) for _ in range(count))
     return AttentionRecipe(
-        dtype=draw(st.sampled_from(axes["dtype"])),
+        dtype=pick(axes["dtype"]),
         head_size=head_size,
         group=group,
         num_kv_heads=heads,
         block_size=block_size,
         sequences=sequences,
-        query_layout=draw(st.sampled_from(axes["query_layout"])),
-        kv_layout=draw(st.sampled_from(axes["kv_layout"])),
-        table_layout=draw(st.sampled_from(axes["table_layout"])),
-        shared=draw(st.booleans()),
-        spare_blocks=draw(st.sampled_from((1, 0, 2))),
-        spare_entries=draw(st.sampled_from((1, 0, 2))),
-        garbage=draw(st.sampled_from(("zero", "minus one", "huge", "random", "valid"))),
-        dead=draw(st.sampled_from(("random", "nan", "large"))),
-        values=draw(st.sampled_from(("normal", "normal", "special", "zero"))),
-        scale=draw(st.sampled_from((None, None, None, 1.0, -0.25, 0.0))),
+        query_layout=pick(axes["query_layout"]),
+        kv_layout=pick(axes["kv_layout"]),
+        table_layout=pick(axes["table_layout"]),
+        shared=pick((False, True)),
+        spare_blocks=pick((1, 0, 2)),
+        spare_entries=pick((1, 0, 2)),
+        garbage=pick(("zero", "minus one", "huge", "random", "valid")),
+        dead=pick(("random", "nan", "large")),
+        values=pick(("normal", "normal", "special", "zero")),
+        scale=pick((None, None, None, 1.0, -0.25, 0.0)),
         causal=causal,
-        window=draw(_choice(axes["window"], plain_weight=5)) if causal else None,
-        soft_cap=draw(_choice(axes["soft_cap"], plain_weight=4)),
-        alibi=draw(st.sampled_from(axes["alibi"])) if causal else False,
-        sinks=draw(st.sampled_from(axes["sinks"])),
+        window=pick(axes["window"], plain_weight=5) if causal else None,
+        soft_cap=pick(axes["soft_cap"], plain_weight=4),
+        alibi=pick(axes["alibi"]) if causal else False,
+        sinks=pick(axes["sinks"]),
         cache_dtype=cache_dtype,
-        kv_scale=draw(st.sampled_from(axes["kv_scale"])) if cache_dtype else None,
-        seed=draw(st.integers(0, 2**32 - 1)),
+        kv_scale=pick(axes["kv_scale"]) if cache_dtype else None,
+        seed=pick.seed(),
     )
 
 
-@st.composite
-def _sequence(draw: DrawFn, decode: bool, block_size: int, most_keys: int) -> tuple[int, int]:
+def _sequence(pick: Picker, decode: bool, block_size: int, most_keys: int) -> tuple[int, int]:
     """(queries, keys)."""
-    unit = draw(st.sampled_from((block_size, block_size, *TILES)))
+    unit = pick((block_size, block_size, *TILES))
     multiples = (*range(1, max(most_keys // unit, 1) + 1),) * 2 + (0,)
-    keys = unit * draw(st.sampled_from(multiples)) + draw(st.sampled_from((0, 1, -1)))
+    keys = unit * pick(multiples) + pick((0, 1, -1))
     keys = min(max(keys, 0), max(most_keys, 1))
     if decode:
-        return draw(st.sampled_from((1, 1, 1, 1, 1, 1, 1, 0))), keys
-    return draw(st.sampled_from((0, 1, 2, 3, min(keys, 20), min(keys, 20) + 1))), keys
+        return pick((1, 1, 1, 1, 1, 1, 1, 0)), keys
+    return pick((0, 1, 2, 3, min(keys, 20), min(keys, 20) + 1)), keys
 
 
-@st.composite
-def copy_recipes(draw: DrawFn, support: Support) -> CopyRecipe:
+def copy_recipe(pick: Picker, support: Support) -> CopyRecipe:
     axes = support.axes
-    cache = st.tuples(*(st.sampled_from(axes[name]) for name in ("dtype", "shape", "layout")))
-    caches = tuple(draw(cache) for _ in range(draw(st.sampled_from((1, 2, 3, 4)))))
-    num_blocks = draw(st.sampled_from((4, 5, 9, 7, 3, 2, 1, 0)))
+    caches = tuple((pick(axes["dtype"]), pick(axes["shape"]), pick(axes["layout"])) for _ in range(pick((1, 2, 3, 4))))
+    num_blocks = pick((4, 5, 9, 7, 3, 2, 1, 0))
     return CopyRecipe(
         caches=caches,
         num_blocks=num_blocks,
-        pairs=draw(st.sampled_from(axes["pairs"])),
-        count=draw(st.sampled_from((num_blocks, 2, 3, 5, 1))),
-        seed=draw(st.integers(0, 2**32 - 1)),
+        pairs=pick(axes["pairs"]),
+        count=pick((num_blocks, 2, 3, 5, 1)),
+        seed=pick.seed(),
     )
 
 
-@st.composite
-def dequant_recipes(draw: DrawFn, support: Support) -> DequantRecipe:
+def dequant_recipe(pick: Picker, support: Support) -> DequantRecipe:
     axes = support.axes
-    size = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 40))
+    sizes = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 40)
     return DequantRecipe(
-        format=draw(st.sampled_from(axes["format"])),
-        dtype=draw(st.sampled_from(axes["dtype"])),
-        rows=draw(size),
-        columns=draw(size),
-        group_size=draw(st.sampled_from(axes["group_size"])),
-        scale_dtype=draw(st.sampled_from(axes["scale_dtype"])),
-        scales=draw(st.sampled_from(SCALES)),
-        order=draw(st.sampled_from(axes["order"])),
-        bits=draw(st.sampled_from(("random", "one nibble", "sign", "zero and fifteen"))),
-        layout=draw(st.sampled_from(axes["layout"])),
-        seed=draw(st.integers(0, 2**32 - 1)),
+        format=pick(axes["format"]),
+        dtype=pick(axes["dtype"]),
+        rows=pick(sizes),
+        columns=pick(sizes),
+        group_size=pick(axes["group_size"]),
+        scale_dtype=pick(axes["scale_dtype"]),
+        scales=pick(SCALES),
+        order=pick(axes["order"]),
+        bits=pick(("random", "one nibble", "sign", "zero and fifteen")),
+        layout=pick(axes["layout"]),
+        seed=pick.seed(),
     )

@@ -110,17 +110,19 @@ class Subject:
 def _cases(draw: DrawFn, subject: Subject, op: str) -> Case:
     narrow = subject.support(op)
     assert narrow is not None, "cases are drawn only for an op of which the provider supports something"
+    pick = strategies.Picker(draw(strategies.CHOICES))
     attempts = [narrow] * ATTEMPTS
-    if draw(st.sampled_from((False, False, False, True))):
+    if pick((False, False, False, True)):
         attempts.insert(0, everything(op))
     for within in attempts:
-        recipe = draw(strategies.recipes(op, within))
+        recipe = strategies.recipe(op, pick, within)
         problem = subject.with_contract(recipe.build())
         if subject.accepted(problem):
-            return Case(problem, recipe, draw(st.sampled_from(subject.variants(problem))))
+            return Case(problem, recipe, pick(subject.variants(problem)))
+        pick = strategies.Picker(draw(strategies.CHOICES))
     recipe = RECIPES[op].sample(**narrow.plain)
     problem = subject.with_contract(recipe.build())
-    return Case(problem, recipe, draw(st.sampled_from(subject.variants(problem))))
+    return Case(problem, recipe, pick(subject.variants(problem)))
 
 
 def repro(spec: str, contract: Contract, problem: Problem, variant: dict[str, Any] | None) -> str:

@@ -12,7 +12,7 @@ from pagebench.properties.subject import Subject
 OP = "copy_blocks"
 
 
-@claim(OP, examples=80)
+@claim(OP, examples=70)
 def test_every_byte(subject: Subject, data: Any) -> None:
     """All reads before all writes, in all caches, and nothing else touched."""
     case = data.draw(subject.cases(OP))

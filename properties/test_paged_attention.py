@@ -14,35 +14,35 @@ OP = "paged_attention"
 EDGES = st.integers(0, 200)
 
 
-@claim(OP, examples=90)
+@claim(OP, examples=75)
 def test_values(subject: Subject, data: Any) -> None:
     """Within the derived bound of the dense float64 reference; no byte of an input or beside an array changed."""
     case = data.draw(subject.cases(OP))
     subject.hold(contracts.check, case.problem, case.variant)
 
 
-@claim(OP, examples=25)
+@claim(OP, examples=20)
 def test_poison(subject: Subject, data: Any) -> None:
     """What must not matter does not: tails, unused blocks, table entries past the end, scratch, old output."""
     case = data.draw(subject.cases(OP))
     subject.hold(contracts.check_poison, case.problem, case.variant)
 
 
-@claim(OP, examples=8)
+@claim(OP, examples=7)
 def test_every_variant(subject: Subject, data: Any) -> None:
     """The same under every split, tile and warp count that the provider offers."""
     case = data.draw(subject.cases(OP))
     subject.hold(contracts.check_variants, case.problem)
 
 
-@claim(OP, examples=30)
+@claim(OP, examples=24)
 def test_counting(subject: Subject, data: Any) -> None:
     """Every key is counted once: no dropped and no extra key."""
     case = data.draw(subject.cases(OP))
     _hold_if_accepted(subject, probes.counting(case.problem), case.variant)
 
 
-@claim(OP, examples=40)
+@claim(OP, examples=30)
 def test_needle(subject: Subject, data: Any) -> None:
     """A single key that matters is found at every edge of block, tile and window, and not found just outside."""
     case = data.draw(subject.cases(OP))
@@ -56,7 +56,7 @@ def test_constant_value(subject: Subject, data: Any) -> None:
     _hold_if_accepted(subject, probes.constant_value(case.problem), case.variant)
 
 
-@claim(OP, examples=15)
+@claim(OP, examples=12)
 def test_large_logits(subject: Subject, data: Any) -> None:
     """Scores of 1e5 neither overflow nor lose the winner."""
     case = data.draw(subject.cases(OP))

@@ -46,8 +46,12 @@ def run_claim(test: Any, provider: Any) -> None:
 
 
 def caught_by(provider: Any, op: str) -> tuple[str, BaseException] | None:
-    """(claim, error) of the first claim about `op` that `provider` breaks; None when it keeps all of them."""
-    for name, test in claims(op):
+    """(claim, error) of the first claim about `op` that `provider` breaks; None when it keeps all of them.
+
+    A provider's `shown_by` names the claim to begin with, where only one is meant to show its fault.
+    """
+    begin = getattr(provider, "shown_by", None)
+    for name, test in sorted(claims(op), key=lambda pair: pair[0] != begin):
         try:
             run_claim(test, provider)
         except Exception as error:

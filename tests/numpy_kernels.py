@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.properties.host_arrays import HostArrays
-from pagebench.reference.dtypes import FLOAT32, Array, to_float64
+from pagebench.reference.dtypes import FLOAT32, Array
 from pagebench.reference.paged_attention import PagedAttention
 
 
@@ -238,16 +238,6 @@ class Dequant(NumpyKernels):
 
 class Everything(Attention, Copy, Dequant):
     """All ops."""
-
-
-class EverythingInFloat64(Everything):
-    """The same with float64 scores and values, and other tiles."""
-
-    def variants(self, problem: Any) -> list[dict[str, Any]]:
-        return [{}] if problem.op != "paged_attention" else [{"split": 1000}, {"split": 7}]
-
-    def load(self, p: PagedAttention, seq: int, keys: Array, cache: Array, scale: Any) -> Array:
-        return to_float64(super().load(p, seq, keys, cache, scale))
 
 
 class EverythingReversed(Everything):

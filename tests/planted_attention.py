@@ -358,6 +358,8 @@ class EmptyBatchRefused(Attention):
 class OffsetIn32Bits(Attention):
     """The product of block id and stride wraps; here to the first block."""
 
+    shown_by = "test_far_blocks"
+
     def block_ids(self, p: PagedAttention, seq: int, keys: Array) -> Array:
         blocks = super().block_ids(p, seq, keys)
         return np.where(blocks.astype(np.int64) * (p.key_cache.strides[0] // p.key_cache.itemsize) < 2**31, blocks, 0)
@@ -387,6 +389,8 @@ class FarKeyAddedWithoutLse(OneKeyTooMany):
 
 class BatchedDifferently(Attention):
     """Right within the bound, but the split depends on the batch; `batch_invariant` promises otherwise."""
+
+    shown_by = "test_batch_split"
 
     def paged_attention(self, p: PagedAttention, split: int = 64) -> tuple[Array, Array | None]:
         return super().paged_attention(p, max(split // max(p.num_seqs, 1), 1))

@@ -135,6 +135,8 @@ class OnlyThirtyTwoCaches(Copy):
 class OffsetIn32Bits(Copy):
     """The product of block id and stride wraps; here to the first block."""
 
+    shown_by = "test_far_blocks"
+
     def write(self, cache: Array, dst: Array, staged: Array) -> None:
         super().write(cache, np.where(dst * (cache.strides[0] // cache.itemsize) < 2**31, dst, 0), staged)
 

@@ -52,7 +52,7 @@ def budget(op: str) -> int:
 @functools.cache
 def attention_recipes() -> list[AttentionRecipe]:
     """Recipes over the whole contract, as many as the claims draw."""
-    return drawn(strategies.attention_recipes(everything("paged_attention")), budget("paged_attention"))
+    return drawn(strategies.recipes("paged_attention", everything("paged_attention")), budget("paged_attention"))
 
 
 def features(r: AttentionRecipe) -> set[str]:
@@ -96,7 +96,7 @@ EXCLUDED |= set(itertools.combinations(("float16", "bfloat16", "float32"), 2))
 def test_every_pair_of_features_occurs(provider: Any) -> None:
     within = support(provider, "paged_attention")
     assert within is not None
-    recipes = drawn(strategies.attention_recipes(within), budget("paged_attention"))
+    recipes = drawn(strategies.recipes("paged_attention", within), budget("paged_attention"))
     pairs: Counter[tuple[str, str]] = Counter()
     for recipe in recipes:
         pairs.update(itertools.combinations(sorted(features(recipe)), 2))
@@ -157,7 +157,7 @@ def test_copies_hold_every_structure_of_pairs() -> None:
 
 
 def test_dequantisation_meets_every_class_of_scale_and_layout() -> None:
-    recipes = drawn(strategies.dequant_recipes(everything("dequantize")), budget("dequantize"))
+    recipes = drawn(strategies.recipes("dequantize", everything("dequantize")), budget("dequantize"))
     for name in ("format", "dtype", "scales", "order", "bits", "layout", "group_size", "scale_dtype"):
         counts = Counter(getattr(recipe, name) for recipe in recipes)
         assert min(counts.values()) >= 5, counts
