@@ -14,12 +14,13 @@ word or a scale is loaded once, with extent 1 along what it serves, and unpackin
   is (one, where k is no multiple of 256 and the compiler cannot see that rows begin at even addresses); a warp's loads
   are still dense, and at an H200's 4.8 TB/s and two elements they take about a tenth of an SM's load issue slots.
 
-Traffic: packed words once, weights once. What a tile of gptq_v2 shares with its neighbours is asked for again: scales and
-zero points by every tile of a group of rows, g_idx by every tile beside it. Of 64 rows x 128 columns that is 2 % of all
-bytes; of 8 x 512, which are as many elements in half a tile, 12 %.
+Traffic: packed words once, weights once. What a tile of gptq_v2 shares with its neighbours is asked for again: scales
+and zero points by every tile of a group of rows, g_idx by every tile beside it. In tiles of 64 rows x 128 columns that
+is 2 % of all bytes; in tiles of 8 x 512 it was 12 %.
 
 Code generation (Triton 3.9, sm_90, 4096 x 4096 to fp16), nothing run: gptq_v2 76 registers, 5 loads and 4 stores of 16
-bytes, 3 programs of 8 warps per SM; q8_0 32 registers, 16 loads of 2 bytes, 4 stores of 16 bytes, 16 programs per SM; no spill.
+bytes, 3 programs of 8 warps per SM; q8_0 32 registers, 16 loads of 2 bytes, 4 stores of 16 bytes, 16 programs per SM; no
+spill.
 For fp16 the compiler multiplies in fp16, where the factors are exact and the product rounds once: the same bits.
 """
 
@@ -31,7 +32,6 @@ import triton
 import triton.language as tl
 
 from pagebench.reference.dequant import Dequantize
-
 
 # --- formats: float32 values of a tile, broadcastable to [row units, rows in unit, column units, columns in unit].
 # Each gets the packed arrays and their strides in the order of FORMATS, and the index of each element along each axis
