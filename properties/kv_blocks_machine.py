@@ -253,9 +253,11 @@ class KVBlocksMachine(RuleBasedStateMachine):
         assert self.pool.num_cached == cached - len(evicted)
 
     @some(on_host=False)
-    @rule(picks=PICKS)
-    def swap_out(self, picks: list[int] | None) -> None:
+    @rule(picks=PICKS, fork=st.booleans())
+    def swap_out(self, picks: list[int] | None, fork: bool) -> None:
+        """`fork`: a fork of the first goes along, so that the group shares its blocks."""
         group = self.pick_group(picks, on_host=False)
+        group += [self.forked(group[0])] if fork else []
         self.swapped(group, "out", self.distinct(group) > self.host.num_available)
 
     @some(on_host=True)

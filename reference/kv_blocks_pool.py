@@ -6,6 +6,7 @@ known by key and can be revived until the block is needed). Every call either do
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from pagebench.reference.validation import require, require_int
@@ -39,7 +40,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1 if self.null_block is None else 0, -1))
         self._references = [0] * num_blocks
         self._keys: list[Key | None] = [None] * num_blocks
-        self._by_key: dict[Key, dict[int, None]] = {}  # several blocks may hold the same content
+        self._by_key: dict[Key, int] = {}
+        self._siblings: dict[Key, list[int]] = {}  # further blocks that hold the same content, rarely any
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -76,8 +78,7 @@ class BlockPool:
 
     def lookup(self, key: Key) -> int | None:
         """A held or cached block whose content is `key`'s; it is only safe once `share` has referenced it."""
-        blocks = self._by_key.get(key)
-        return next(iter(blocks)) if blocks else None
+        return self._by_key.get(key)
 
     def is_cached(self, block: int) -> bool:
         """Whether `block` is unreferenced, but can be revived by its key."""
@@ -89,18 +90,25 @@ class BlockPool:
         Raises OutOfBlocksError when there are not as many, and ValueError for a negative count.
         """
         free = self._free
-        if count == 1 and free:  # what a growing sequence asks for
-            block = free.pop()
-            self._references[block] = 1
-            return [block]
-        require_int("count", count, low=0)
-        if count > len(free):
-            if count > self.num_available:
-                raise OutOfBlocksError(count, self.num_available, self.name)
-            self.evict(count - len(free))
+        if count == 1 and (free or self._cached):  # what a growing sequence asks for
+            if free:
+                blocks = [free.pop()]
+            else:
+                blocks = [self._cached.popitem(False)[0]]
+                self._forget(blocks)
+            self._references[blocks[0]] = 1
+            return blocks
+        if not isinstance(count, int) or count < 0:
+            require_int("count", count, low=0)
         cut = len(free) - count
-        blocks = free[cut:]
-        del free[cut:]
+        if cut >= 0:
+            blocks = free[cut:]
+            del free[cut:]
+        elif count <= self.num_available:
+            blocks = self._evict_oldest(-cut) + free
+            free.clear()
+        else:
+            raise OutOfBlocksError(count, self.num_available, self.name)
         blocks.reverse()
         references = self._references
         for block in blocks:
@@ -130,11 +138,12 @@ class BlockPool:
         if not self._by_key:
             self._free += blocks
             return
+        keys, free, cached = self._keys, self._free, self._cached
         for block in blocks:
-            if self._keys[block] is None:
-                self._free.append(block)
+            if keys[block] is None:
+                free.append(block)
             else:
-                self._cached[block] = None
+                cached[block] = None
 
     def _release(self, blocks: Sequence[int]) -> list[int]:
         """Take one reference from each of `blocks`, shared ones among them; those that have none left."""
@@ -176,27 +185,47 @@ class BlockPool:
         self._require_id(block)
         require(self._references[block] > 0, "block", "be held", block)
         require(self._keys[block] in (None, key), "block", "have no other key", block)
+        first = self._by_key.setdefault(key, block)
+        if first != block and self._keys[block] is None:
+            self._siblings.setdefault(key, []).append(block)
         self._keys[block] = key
-        self._by_key.setdefault(key, {})[block] = None
 
     def evict(self, count: int) -> list[int]:
         """Forget the `count` least recently used cached blocks (all, if fewer); they are free afterwards."""
         require_int("count", count, low=0)
-        evicted = [self._cached.popitem(last=False)[0] for _ in range(min(count, len(self._cached)))]
-        for block in evicted:
-            self._forget(block)
+        evicted = self._evict_oldest(min(count, len(self._cached)))
         self._free += evicted
         return evicted
 
-    def _forget(self, block: int) -> None:
-        """Remove the block's key, and only this block from those that share it."""
-        key = self._keys[block]
-        assert key is not None
-        siblings = self._by_key[key]
-        del siblings[block]
+    def _evict_oldest(self, count: int) -> list[int]:
+        """Take the `count` least recently used blocks out of the cache, and out of what is known."""
+        blocks = list(islice(self._cached, count))
+        for block in blocks:
+            del self._cached[block]
+        self._forget(blocks)
+        return blocks
+
+    def _forget(self, blocks: list[int]) -> None:
+        """Remove the keys of `blocks`, where no sibling has them too."""
+        keys, by_key = self._keys, self._by_key
+        for block in blocks:
+            key = keys[block]
+            assert key is not None
+            keys[block] = None
+            if self._siblings and key in self._siblings:
+                self._forget_sibling(block, key)
+            else:
+                del by_key[key]
+
+    def _forget_sibling(self, block: int, key: Key) -> None:
+        """Remove `block`, and only it, from those known by `key`."""
+        siblings = self._siblings[key]
+        if self._by_key[key] == block:
+            self._by_key[key] = siblings.pop(0)
+        else:
+            siblings.remove(block)
         if not siblings:
-            del self._by_key[key]
-        self._keys[block] = None
+            del self._siblings[key]
 
     def _require_id(self, block: int) -> None:
         rule = f"be a block id in [0, {self.num_blocks}) and not the null block"
@@ -212,7 +241,7 @@ class BlockPool:
             "cached": tuple(self._cached),
             "references": tuple(self._references),
             "keys": tuple(self._keys),
-            "by_key": {key: tuple(blocks) for key, blocks in self._by_key.items()},
+            "by_key": {key: (block, *self._siblings.get(key, ())) for key, block in self._by_key.items()},
             "counts": (self._extra, self.num_shared),
         }
 
@@ -226,8 +255,9 @@ class BlockPool:
         assert self.num_shared == sum(count > 1 for count in self._references), "shared blocks miscounted"
         assert min(self._references) >= 0, "a negative reference count"
         keyed = {(key, block) for block, key in enumerate(self._keys) if key is not None}
-        listed = {(key, block) for key, blocks in self._by_key.items() for block in blocks}
+        listed = {*self._by_key.items(), *((key, block) for key, others in self._siblings.items() for block in others)}
         assert keyed == listed, "keys and blocks disagree"
-        assert all(self._by_key.values()), "a key without a block"
+        assert self._siblings.keys() <= self._by_key.keys(), "siblings without a first block"
+        assert all(self._siblings.values()), "an empty list of siblings"
         assert all(self._keys[block] is None for block in self._free), "a free block is still known by a key"
         assert all(self._keys[block] is not None for block in self._cached), "a cached block has no key"

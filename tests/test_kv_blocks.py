@@ -462,17 +462,15 @@ class _LeakingPool(BlockPool):
 class _ForgetfulPool(BlockPool):
     """Evicting one block forgets all that hold the same."""
 
-    def _forget(self, block: int) -> None:
-        key = self._keys[block]
-        assert key is not None
-        self._by_key.pop(key, None)
-        self._keys[block] = None
+    def _forget_sibling(self, block: int, key: bytes) -> None:
+        del self._by_key[key]
+        del self._siblings[key]
 
 
 class _StalePool(BlockPool):
     """An evicted block is still found by its key."""
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, blocks: list[int]) -> None:
         pass
 
 
