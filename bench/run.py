@@ -1,8 +1,9 @@
 """`nox -s bench`: check every op of every provider, measure what this machine can, print one table.
 
-On a GPU: device time, GB/s, and the fraction of the copy bandwidth measured in the same run. On any machine: registers,
-spills and load widths of the launches as compiled for sm_90. A time from Triton's interpreter or from CUDA C++ on the
-host is the time of a check, and shown as that only. Exits with 1 if a check failed or nothing ran.
+On a GPU: device time, GB/s, and the fraction of the copy bandwidth measured in the same run. On any machine: bytes
+requested, and registers, spills and load widths of the launches as compiled for sm_90. A time from Triton's interpreter
+or from CUDA C++ on the host is the time of a check, and shown as that only. Exits with 1 if a check failed or nothing
+ran.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from bench._codegen import Recording, record
 from bench._machine import pin
 from bench._measure import Throughput, Verdict, freed_after, throughput, verdict
 from bench._table import table
+from bench._traffic import SCALES, Traffic
+from bench._traffic import record as record_traffic
 from bench.workloads import WORKLOADS, Workload
 from pagebench.kernels.devices import gpu_name, gpu_present
 from pagebench.kernels.providers import Provider, load_provider
@@ -44,6 +47,7 @@ HEAD = (
     "time",
     "GB/s",
     "of copy",
+    "traffic",
     "regs",
     "spills",
     "instr",
@@ -55,6 +59,8 @@ runs on   gpu; interpreter (Triton kernels on this CPU); host (the same CUDA C++
 check     against the float64 reference, within the derived bound or bit for bit; the seconds are the check's own
 time      median device time of one call with a cold L2, on a GPU only: n/a elsewhere, whatever the check took
 GB/s      the fewest bytes any kernel must move over that time; "of copy" is against a device copy in the same run
+traffic   bytes requested over the fewest bytes, traced on a CPU, at
+          {"; ".join(f"{op}: {scale}" for op, scale in SCALES.items())}
 regs...   the op's largest launch as compiled for sm_{ARCH}: registers per thread, spill loads and stores, instructions,
           global accesses narrower than 16 bytes, tensor-core instructions"""
 
@@ -68,20 +74,27 @@ class Row:
     verdict: Verdict
     throughput: Throughput | None
     codegen: Recording | None
+    traffic: Traffic | None = None
     error: str = ""
 
 
-def measure(spec: str, provider: Provider, workload: Workload, codegen: Recording | None) -> Row:
+def measure(
+    spec: str,
+    provider: Provider,
+    workload: Workload,
+    codegen: Recording | None,
+    traffic: Traffic | None = None,
+) -> Row:
     """Check, and time at full size where the check passed on a GPU."""
     said = verdict(provider, workload)
     if said.status != "passed" or said.runs != "gpu":
-        return Row(spec, workload, said, None, codegen)
+        return Row(spec, workload, said, None, codegen, traffic)
     try:
         with freed_after():
-            return Row(spec, workload, said, throughput(provider, workload.problem()), codegen)
+            return Row(spec, workload, said, throughput(provider, workload.problem()), codegen, traffic)
     except Exception as error:  # a wrong result at full size is a failed check, and gets no number
         failed = Verdict("failed", said.runs, said.seconds, f"{type(error).__name__}: {error}")
-        return Row(spec, workload, failed, None, codegen)
+        return Row(spec, workload, failed, None, codegen, traffic)
 
 
 def cells(row: Row, roof: float | None) -> tuple[str, ...]:
@@ -92,7 +105,14 @@ def cells(row: Row, roof: float | None) -> tuple[str, ...]:
     if timed is not None and roof is not None:
         rate = timed.bytes_per_second
         speed = (f"{timed.time.median * 1e6:.1f} us", f"{rate / 1e9:.0f}", f"{rate / roof:.0%}")
-    return (row.workload.op, row.provider, row.workload.name, said.runs, check, *speed, *_codegen_cells(row.codegen))
+    described = (row.workload.op, row.provider, row.workload.name, said.runs, check)
+    return (*described, *speed, _traffic_cell(row.traffic), *_codegen_cells(row.codegen))
+
+
+def _traffic_cell(traffic: Traffic | None) -> str:
+    if traffic is None or not traffic.launches:
+        return "n/a" if traffic is None or not traffic.error else "error"
+    return f"{traffic.ratio:.4f}"
 
 
 def _codegen_cells(recording: Recording | None) -> tuple[str, ...]:
@@ -127,6 +147,8 @@ def _row_json(row: Row) -> dict[str, Any]:
         data["gpu"] = {"seconds": samples, "bytes_moved": row.throughput.bytes_moved, "flops": row.throughput.flops}
     if row.codegen is not None:
         data[f"codegen_sm_{ARCH}"] = row.codegen.to_json(with_ptx=False)
+    if row.traffic is not None:
+        data["traffic"] = row.traffic.to_json()
     return data
 
 
@@ -147,6 +169,11 @@ def failed(rows: Sequence[Row]) -> list[str]:
         f"{row.provider}, {row.workload.name}: code generation failed: {row.codegen.error}"
         for row in rows
         if row.codegen is not None and row.codegen.error
+    ]
+    reasons += [
+        f"{row.provider}, {row.workload.name}: tracing failed: {row.traffic.error}"
+        for row in rows
+        if row.traffic is not None and row.traffic.error
     ]
     if not any(row.verdict.status == "passed" for row in rows):
         reasons.append("nothing ran: no provider accepted any workload")
@@ -181,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="all by default")
     parser.add_argument("--quick", action="store_true", help="one workload per kernel")
     parser.add_argument("--no-codegen", action="store_true", help="leave out the sm_90 columns")
+    parser.add_argument("--no-traffic", action="store_true", help="leave out the bytes requested")
     parser.add_argument("--machine", help="also measure the checked-out commit into results/asv under this name")
     chosen = parser.parse_args(arguments)
     names = chosen.workload or (QUICK if chosen.quick else list(WORKLOADS))
@@ -188,10 +216,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     providers = {spec: load_provider(spec) for spec in specs}
     roof = copy_roof()
     generated = {spec: {} if chosen.no_codegen else record(spec, names, ARCH) for spec in specs}
+    traced = {spec: {} if chosen.no_traffic else record_traffic(spec, names) for spec in specs}
     rows = []
     for name in names:
         for spec in specs:
-            rows.append(measure(spec, providers[spec], WORKLOADS[name], generated[spec].get(name)))
+            found = generated[spec].get(name), traced[spec].get(name)
+            rows.append(measure(spec, providers[spec], WORKLOADS[name], *found))
             print(f"[{len(rows)}/{len(names) * len(specs)}] {spec} {name}: {rows[-1].verdict.status}", file=sys.stderr)
     print(table(HEAD, [cells(row, roof) for row in rows]), LEGEND, sep="\n")
     print(f"\ncopy bandwidth: {'n/a, no GPU' if roof is None else f'{roof / 1e9:.0f} GB/s'}")

@@ -19,8 +19,8 @@ and zero points by every tile of a group of rows, g_idx by every tile beside it.
 is 2 % of all bytes; in tiles of 8 x 512 it was 12 %.
 
 Code generation (Triton 3.9, sm_90, 4096 x 4096 to fp16), nothing run: gptq_v2 76 registers, 5 loads and 4 stores of 16
-bytes, 3 programs of 8 warps per SM; q8_0 32 registers, 16 loads of 2 bytes, 4 stores of 16 bytes, 16 programs per SM; no
-spill.
+bytes, 3 programs of 8 warps per SM; q8_0 32 registers, 16 loads of 2 bytes, 4 stores of 16 bytes, 16 programs per SM;
+no spill.
 For fp16 the compiler multiplies in fp16, where the factors are exact and the product rounds once: the same bits.
 """
 
