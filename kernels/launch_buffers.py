@@ -126,7 +126,7 @@ def torch_pointer_table(tensors: Sequence[Any]) -> Any:
     import torch
 
     table = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=tensors[0].device)
-    table.targets = tuple(tensors)  # type: ignore[attr-defined]  # a torch tensor takes attributes
+    table.targets = tuple(tensors)
     return table
 
 
@@ -152,7 +152,9 @@ def _buffer(name: str, array: Any) -> Buffer:
 def raw_memory(buffer: Buffer) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """uint8 [stop - start]: the memory from the first to the last byte of a buffer, which must stay alive meanwhile."""
     span = buffer.stop - buffer.start
-    return np.frombuffer((ctypes.c_uint8 * span).from_address(buffer.start), np.uint8)
+    memory: Any = (ctypes.c_uint8 * span).from_address(buffer.start)
+    raw: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(memory, np.uint8)
+    return raw
 
 
 def nearest_buffer(buffers: Sequence[Buffer], address: int) -> Buffer | None:

@@ -160,7 +160,7 @@ def ratio(launches: Iterable[LaunchTrace], problem: Any, *, without: Collection[
     A fused product (`x` times packed weights) is judged by its packed buffers, and its x apart.
     ValueError when there is no launch to judge, or nothing has to be moved.
     """
-    launches, fewest = list(launches), problem.bytes_moved()
+    launches, fewest = list(launches), int(problem.bytes_moved())
     if not launches:
         raise ValueError("launches must not be empty: nothing that was traced launched a kernel")
     if fewest <= 0:

@@ -111,7 +111,8 @@ class _Counter:
         last = ((addresses + np.uint64(size - 1)) // np.uint64(SECTOR)).astype(np.int64) - self._first_sector
         if (first != last).any():
             first = np.sort(np.concatenate([first, last]))
-        return first[np.concatenate([[True], first[1:] != first[:-1]])]
+        distinct: Array = first[np.concatenate([[True], first[1:] != first[:-1]])]
+        return distinct
 
 
 def _distinct(addresses: Array) -> Array:

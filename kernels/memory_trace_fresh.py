@@ -9,6 +9,7 @@ from pagebench.kernels.launch_buffers import Buffer, buffers_of, raw_memory
 from pagebench.reference.dtypes import Array
 
 SENTINEL = 0xFF  # a NaN of every float format, -1 as an integer
+LARGEST = 1 << 30  # bytes; larger arrays are not filled and not followed: mostly untouched caches
 
 
 class UninitialisedReadError(RuntimeError):
@@ -53,14 +54,14 @@ class FreshMemory:
 
     @classmethod
     def of(cls, array: Any) -> "FreshMemory | None":
-        """Of a NumPy array or torch CPU tensor just made; None for anything else, and for a view with gaps.
+        """Of a NumPy array or torch CPU tensor just made; None for anything else, a view with gaps, and above LARGEST.
 
         Fills it with the sentinel, unless one non-zero byte fills it already, which then is the sentinel.
         """
         if not isinstance(array, np.ndarray) and not hasattr(array, "data_ptr"):
             return None
         (buffer,) = buffers_of("empty", array)
-        if buffer.rows()[1]:
+        if buffer.rows()[1] or buffer.stop - buffer.start > LARGEST:
             return None
         raw = raw_memory(buffer)
         first = int(raw[0]) if raw.size else SENTINEL

@@ -54,7 +54,8 @@ class Launch(interpreter.GridExecutor):  # type: ignore[misc]  # Triton has no t
         memory = LiveBuffers(self.fn.__name__, _buffers(arguments))
         with language_patched(), np.errstate(all="ignore"), _running(memory):
             grid = self.grid(dict(arguments)) if callable(self.grid) else self.grid
-            sizes = (*(int(n) for n in grid), 1, 1)[:3]
+            x, y, z = (*(int(n) for n in grid), 1, 1)[:3]
+            sizes = (x, y, z)
             if not (0 <= sizes[0] < 2**31 and 0 <= sizes[1] < 2**16 and 0 <= sizes[2] < 2**16):
                 raise ValueError(f"grid must be at most (2**31 - 1, 65535, 65535), got {sizes}")
             _builder.set_grid_dim(*sizes)
