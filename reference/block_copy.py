@@ -1,10 +1,11 @@
-"""Copying KV blocks inside caches: the problem, its meaning, its bytes.
+"""Copying KV blocks inside caches, and between two pools of them: the problems, their meaning, their bytes.
 
-`new = old.copy(); new[dst] = old[src]` for every cache at once: all reads happen before all writes.
+`new = old.copy(); new[dst] = old[src]` for every cache at once: all reads happen before all writes. Writing tokens into
+blocks and gathering them is in `block_copy_write` and `block_copy_gather`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -32,15 +33,7 @@ class CopyBlocks(Problem):
         return int(self.caches[0].shape[0])
 
     def validate(self) -> None:
-        require(
-            isinstance(self.caches, tuple) and self.caches, "caches", "be a tuple of at least one array", self.caches
-        )
-        for i, cache in enumerate(self.caches):
-            require_array(f"caches[{i}]", cache)
-            require(cache.ndim >= 1, f"caches[{i}]", "have a leading block dimension", cache.shape)
-            same = cache.shape[0] == self.num_blocks
-            require(same, f"caches[{i}]", f"have {self.num_blocks} blocks like caches[0]", cache.shape[0])
-            require(not _has_internal_overlap(cache), f"caches[{i}]", "not overlap itself", cache.strides)
+        require_caches("caches", self.caches)
         for i, j in overlapping(self.caches):
             raise ValueError(f"caches must not overlap each other, got shared memory in caches[{i}] and caches[{j}]")
         require_pairs(self.pairs, self.num_blocks, self.num_blocks)
@@ -53,6 +46,64 @@ class CopyBlocks(Problem):
 
     def flops(self) -> int:
         return 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SwapBlocks(Problem):
+    """Copy block `src` of src_caches to block `dst` of dst_caches for each (src, dst) of `pairs`, in place.
+
+    src_caches, dst_caches: tuples of as many arrays [num_blocks, ...]; the two of a pair have one dtype and trailing
+    shape, each pool its own num_blocks. pairs: int64 [n, 2]. direction: "out" from the device's pool to the host's,
+    "in" from the host's to the device's. The host's pool and the pairs, by which the host starts the transfers, are
+    placed with the provider's `to_pinned`. Raises ValueError for a repeated dst, an id out of range, or caches that
+    overlap.
+    """
+
+    src_caches: tuple[Any, ...]
+    dst_caches: tuple[Any, ...]
+    pairs: Any
+    direction: Literal["out", "in"]
+
+    op: ClassVar[str] = "swap_blocks"
+
+    @property
+    def pinned_fields(self) -> tuple[str, ...]:
+        return ("pairs", "dst_caches" if self.direction == "out" else "src_caches")
+
+    def validate(self) -> None:
+        require(self.direction in ("out", "in"), "direction", "be 'out' or 'in'", self.direction)
+        require_caches("src_caches", self.src_caches)
+        require_caches("dst_caches", self.dst_caches)
+        count = len(self.src_caches)
+        require(len(self.dst_caches) == count, "dst_caches", f"be {count} like src_caches", len(self.dst_caches))
+        for i, (src, dst) in enumerate(zip(self.src_caches, self.dst_caches, strict=True)):
+            same = (src.dtype, src.shape[1:]) == (dst.dtype, dst.shape[1:])
+            want = f"have blocks of {src.dtype} {list(src.shape[1:])} like src_caches[{i}]"
+            require(same, f"dst_caches[{i}]", want, f"{dst.dtype} {list(dst.shape[1:])}")
+        for i, j in overlapping((*self.src_caches, *self.dst_caches)):
+            names = [f"{'src' if k < count else 'dst'}_caches[{k % count}]" for k in (i, j)]
+            raise ValueError(f"caches must not overlap each other, got shared memory in {names[0]} and {names[1]}")
+        require_pairs(self.pairs, self.src_caches[0].shape[0], self.dst_caches[0].shape[0])
+
+    def bytes_moved(self) -> int:
+        """Each distinct source block read once, each destination written once, per cache; the pairs read once."""
+        blocks = np.unique(self.pairs[:, 0]).size + self.pairs.shape[0]
+        return int(self.pairs.nbytes + blocks * sum(block_bytes(cache) for cache in self.src_caches))
+
+    def flops(self) -> int:
+        return 0
+
+
+def require_caches(argument: str, caches: Any) -> None:
+    """Require a tuple of arrays of as many blocks each, none overlapping itself."""
+    require(isinstance(caches, tuple) and caches, argument, "be a tuple of at least one array", caches)
+    for i, cache in enumerate(caches):
+        name = f"{argument}[{i}]"
+        require_array(name, cache)
+        require(cache.ndim >= 1, name, "have a leading block dimension", cache.shape)
+        count = caches[0].shape[0]
+        require(cache.shape[0] == count, name, f"have {count} blocks like {argument}[0]", cache.shape[0])
+        require_no_internal_overlap(name, cache)
 
 
 def require_pairs(pairs: Any, num_src: int, num_dst: int) -> None:
@@ -81,8 +132,13 @@ def overlapping(arrays: tuple[Array, ...]) -> list[tuple[int, int]]:
     return found
 
 
+def require_no_internal_overlap(argument: str, array: Array) -> None:
+    """Require that no two elements share memory."""
+    require(not _has_internal_overlap(array), argument, "not overlap itself", array.strides)
+
+
 def _has_internal_overlap(array: Array) -> bool:
-    """Whether two elements share memory; sorted by stride, each must step over all the smaller ones span."""
+    """Sorted by stride, each must step over all that the smaller ones span."""
     span = array.itemsize
     for stride, n in sorted(zip(array.strides, array.shape, strict=True)):
         if n > 1:
@@ -104,3 +160,17 @@ def copy_blocks_(problem: CopyBlocks) -> None:
     src, dst = problem.pairs.T
     for cache in problem.caches:
         cache[dst] = cache[src]  # fancy indexing reads everything before the assignment writes
+
+
+def swap_blocks(problem: SwapBlocks) -> tuple[Array, ...]:
+    """New dst_caches (contiguous copies) after the copy; the problem's own are left as they are."""
+    copied = tuple(cache.copy() for cache in problem.dst_caches)
+    swap_blocks_(SwapBlocks(problem.src_caches, copied, problem.pairs, problem.direction))
+    return copied
+
+
+def swap_blocks_(problem: SwapBlocks) -> None:
+    """The same in place on the problem's dst_caches, whatever their strides."""
+    src, dst = problem.pairs.T
+    for source, target in zip(problem.src_caches, problem.dst_caches, strict=True):
+        target[dst] = source[src]

@@ -2,7 +2,8 @@
 
 Each base allocation is copied once into a longer one with FENCE bytes of a known pattern on both sides, and every view
 of it is rebuilt on the copy with the provider's `as_strided`. Strides, offsets and aliasing (K and V as halves of one
-tensor) are thus what the kernel sees. A provider without `as_strided` gets contiguous arrays, without fences.
+tensor) are thus what the kernel sees. A provider without `as_strided` gets contiguous arrays, without fences. What a
+problem calls pinned goes through the provider's `to_pinned`, where it has one, instead of `to_device`.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,19 +61,27 @@ class Placement(Generic[P]):
 
 def place(problem: P, provider: Any) -> Placement[P]:
     """Copy `problem` to the provider's device. Host arrays are never written, nor shared with the device's."""
+    pinned = getattr(problem, "pinned_fields", ())
+
+    def put(array: Array, on_host: bool) -> Any:
+        return getattr(provider, "to_pinned" if on_host else "to_device", provider.to_device)(array)
+
     if not hasattr(provider, "as_strided"):
-        return Placement(_map_arrays(problem, lambda _, a: provider.to_device(a.copy())), (), provider)
-    bases: dict[int, Base] = {}
+        everything = _map_arrays(problem, lambda name, a: put(a.copy(), name.partition("[")[0] in pinned))
+        return Placement(everything, (), provider)
+    bases: dict[tuple[int, bool], Base] = {}
 
     def move(name: str, array: Array) -> Any:
+        on_host = name.partition("[")[0] in pinned
         if array.size == 0:
-            return provider.to_device(np.empty(array.shape, array.dtype))  # nothing to fence, and its address is arbitrary
+            return put(np.empty(array.shape, array.dtype), on_host)  # nothing to fence, its address is arbitrary
         if any(s % array.itemsize for s in array.strides):
             array = array.copy()  # no device can express such a view
         owner = _owner(array)
-        base = bases.get(owner.ctypes.data)
+        key = (owner.ctypes.data, on_host)
+        base = bases.get(key)
         if base is None or base.host.nbytes < owner.nbytes:
-            base = bases[owner.ctypes.data] = Base(name, owner, provider.to_device(fenced_bytes(owner)))
+            base = bases[key] = Base(name, owner, put(fenced_bytes(owner), on_host))
         strides = tuple(s // array.itemsize for s in array.strides)
         offset = (FENCE + array.ctypes.data - owner.ctypes.data) // array.itemsize
         return provider.as_strided(base.device, array.dtype, array.shape, strides, offset)

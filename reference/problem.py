@@ -23,6 +23,11 @@ class Problem:
     __slots__ = ()
     op: ClassVar[str]
 
+    @property
+    def pinned_fields(self) -> tuple[str, ...]:
+        """Names of the fields whose arrays stay on the host, where the device can reach them."""
+        return ()
+
     def validate(self) -> None:
         """Raise ValueError naming the argument, the rule and the value, unless this host problem is valid."""
         raise NotImplementedError
@@ -116,9 +121,11 @@ def _encode(problem: Problem) -> str:
             return {"dict": {key: pack(item) for key, item in value.items()}}
         if isinstance(value, tuple):
             return {"tuple": [pack(item) for item in value]}
+        if isinstance(value, np.generic):
+            return {"scalar": value.item(), "dtype": value.dtype.name}
         return value.name if isinstance(value, np.dtype) else value
 
-    names = [field.name for field in dataclasses.fields(problem)]  # type: ignore[arg-type]  # a dataclass
+    names = [field.name for field in dataclasses.fields(problem) if field.init]  # type: ignore[arg-type]  # a dataclass
     packed = {name: pack(getattr(problem, name)) for name in names}
     where = f"{type(problem).__module__}:{type(problem).__name__}"
     data = [
@@ -141,6 +148,8 @@ def from_text(*lines: str) -> Any:
             return value
         if "empty" in value:
             return np.empty(tuple(value["empty"]), _dtype(value["dtype"]))
+        if "scalar" in value:
+            return _dtype(value["dtype"]).type(value["scalar"])
         if "dict" in value:
             return {key: unpack(item) for key, item in value["dict"].items()}
         if "tuple" in value:
