@@ -54,6 +54,14 @@ namespace cuda_host {
 // An address in the code that calls, for the source line of a fault.
 __attribute__((noinline)) inline const void* here() { return __builtin_return_address(0); }
 
+// A shared variable, as memory of which g++ does not know that it is the variable.
+template <class T>
+__attribute__((always_inline)) inline T& hidden(T& variable) {
+  T* address = &variable;
+  asm("" : "+r"(address));
+  return *address;
+}
+
 }  // namespace cuda_host
 
 static uint3 threadIdx, blockIdx;

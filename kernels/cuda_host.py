@@ -32,12 +32,15 @@ from pagebench.kernels.cuda_host_faults import (
     KernelFault,
     KernelTimeout,
     MisalignedAccess,
+    SourceText,
     UndefinedBehaviour,
     raise_fault,
 )
 from pagebench.kernels.cuda_host_source import expand, has_c_linkage, is_toolkit, parameter_names
+from pagebench.kernels.cuda_host_trace import HostTrace
 from pagebench.kernels.cuda_toolkit import HeadersMissing, include_dirs
 from pagebench.kernels.launch_buffers import MemoryFault
+from pagebench.kernels.memory_trace import recorder
 
 __all__ = [
     "BarrierDivergence",
@@ -77,6 +80,8 @@ class _Launch(ctypes.Structure):
         ("args", ctypes.c_void_p),
         ("ranges", ctypes.c_void_p),
         ("num_ranges", ctypes.c_uint64),
+        ("num_buffers", ctypes.c_uint64),
+        ("trace", ctypes.c_void_p),
         ("dynamic_shared", ctypes.c_uint64),
         ("time_limit", ctypes.c_double),
         ("descending", ctypes.c_uint64),
@@ -163,7 +168,7 @@ class RawModule:
         )
         library = cuda_host_build.build(source, entry, self._defines, [p for p in self._search if is_toolkit(p)])
         function = name.split("<")[0].split("::")[-1].strip()
-        return RawKernel(name, library, parameter_names(source.text, function))
+        return RawKernel(name, library, parameter_names(source.text, function), SourceText(source.text))
 
 
 class RawKernel:
@@ -173,11 +178,12 @@ class RawKernel:
     Python scalars by value with CuPy's types (int is int64, float is float64), structured scalars for structs.
 
     Raises ValueError for arguments that do not fit the kernel's parameters (silent garbage on a GPU), and MemoryFault,
-    MisalignedAccess, BarrierDivergence, UndefinedBehaviour, KernelAborted or KernelTimeout for what the kernel does.
+    MisalignedAccess, BarrierDivergence, UndefinedBehaviour, KernelAborted or KernelTimeout for what the kernel does;
+    while a memory trace is running, RaceError and UninitialisedReadError too.
     """
 
-    def __init__(self, name: str, library: Path, parameters: Sequence[str]) -> None:
-        self.name = name
+    def __init__(self, name: str, library: Path, parameters: Sequence[str], source: SourceText) -> None:
+        self.name, self._source = name, source
         self._path, self._library = library, ctypes.CDLL(str(library))
         self._info = KernelInfo.in_dll(self._library, "cuda_host_kernel")
         self._run = self._library.cuda_host_launch
@@ -216,11 +222,17 @@ class RawKernel:
         arguments = ArgumentBlock(self.name, self.params, args)
         launch.call, launch.args = self._info.call, arguments.address
         launch.ranges, launch.num_ranges = ctypes.addressof(arguments.ranges), len(arguments.ranges)
+        launch.num_buffers = len(arguments.buffers)
         launch.dynamic_shared, launch.time_limit, launch.descending = shared_mem, time_limit_s, _descending
         with _one_launch_at_a_time:
+            recording = recorder()
+            traced = recording and HostTrace(recording, self.name, launch.grid, arguments.buffers)
+            launch.trace = traced.address if traced else None
             fault = self._run(ctypes.byref(launch))
+            if traced:
+                traced.finish()
             if fault:
-                raise_fault(self.name, fault.contents, arguments.buffers, self._path)
+                raise_fault(self.name, fault.contents, arguments.buffers, self._path, self._source)
 
 
 def _static_shared(name: str, library: ctypes.CDLL) -> int:

@@ -40,8 +40,26 @@ class KernelInfo(ctypes.Structure):
     )
 
 
+class _Dimension(ctypes.Structure):
+    _fields_ = (("stride", ctypes.c_uint64), ("count", ctypes.c_uint64))
+
+
 class Range(ctypes.Structure):
-    _fields_ = (("lo", ctypes.c_uint64), ("hi", ctypes.c_uint64), ("writable", ctypes.c_uint64))
+    _fields_ = (
+        ("lo", ctypes.c_uint64),
+        ("hi", ctypes.c_uint64),
+        ("writable", ctypes.c_uint64),
+        ("run", ctypes.c_uint64),
+        ("num_dims", ctypes.c_uint64),
+        ("dims", ctypes.POINTER(_Dimension)),
+    )
+
+    @classmethod
+    def of(cls, buffer: Buffer, writable: bool) -> "Range":
+        """The elements of a view."""
+        run, dims = buffer.rows()
+        found = (_Dimension * len(dims))(*dims)
+        return cls(buffer.start, buffer.stop, int(writable), run, len(dims), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +85,10 @@ class KernelParam:
 
 
 class ArgumentBlock:
-    """One launch's arguments: `address` of the pointers to their bytes; the `ranges` and `buffers` they bring."""
+    """One launch's arguments: `address` of the pointers to their bytes; the `buffers` they bring, and the `ranges`.
+
+    The last range is the argument block itself, the others are the buffers'.
+    """
 
     def __init__(self, kernel: str, params: Sequence[KernelParam], args: Sequence[Any]) -> None:
         if len(args) != len(params):
@@ -78,7 +99,7 @@ class ArgumentBlock:
         ranges: list[Range] = []
         values = [self._value(kernel, p, a, ranges) for p, a in zip(params, args, strict=True)]
         self._fill(values)
-        ranges.append(Range(self.address, self.address + ctypes.sizeof(self._memory), 0))
+        ranges.append(Range(self.address, ctypes.addressof(self._memory) + ctypes.sizeof(self._memory)))
         self.ranges = (Range * len(ranges))(*ranges)
 
     def _fill(self, values: list[bytes]) -> None:
@@ -120,7 +141,7 @@ class ArgumentBlock:
         views = (array, *getattr(array, "targets", ()))
         for buffer, view in zip(buffers_of(param.name, array), views, strict=True):
             self.buffers.append(buffer)
-            ranges.append(Range(buffer.start, buffer.stop, int(view.flags.writeable)))
+            ranges.append(Range.of(buffer, view.flags.writeable))
         return int(array.ctypes.data).to_bytes(8, "little")
 
 

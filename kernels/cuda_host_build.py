@@ -31,6 +31,9 @@ _RUNTIME_SOURCES = (
     "cuda_host_memory.hpp",
     "cuda_host_sanitizer.hpp",
     "cuda_host_scheduler.hpp",
+    "cuda_host_trace.hpp",
+    "cuda_host_traffic.hpp",
+    "cuda_host_views.hpp",
     "cuda_host_warp.hpp",
 )
 _COMMON = ("-std=c++20", "-g1", "-gdwarf-4", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")

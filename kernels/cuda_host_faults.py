@@ -1,16 +1,22 @@
 """What a kernel did wrong, as exceptions that say where."""
 
 import ctypes
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pagebench.kernels.cuda_host_build import source_line
-from pagebench.kernels.launch_buffers import Buffer, MemoryFault, nearest_buffer
+import numpy as np
 
-_ACCESS = ("load", "store", "atomic")
+from pagebench.kernels.cuda_host_build import source_line
+from pagebench.kernels.launch_buffers import Buffer, MemoryFault, StridedView, nearest_buffer
+from pagebench.kernels.memory_trace_fresh import UninitialisedReadError
+from pagebench.kernels.memory_trace_races import Access, RaceError
+
+_ACCESS = ("load", "store", "atomic", "cp.async in flight")
 _NONE, _MEMORY, _READ_ONLY, _MISALIGNED, _DIVERGENCE, _INDEX, _UNDEFINED, _ABORTED, _SIGNAL, _TIMEOUT = range(10)
+_RACE, _UNINITIALISED = 10, 11
 _GLOBAL, _STATIC_SHARED, _DYNAMIC_SHARED, _STACK, _MODULE = range(5)
 
 
@@ -56,15 +62,42 @@ class Fault(ctypes.Structure):
         ("index", ctypes.c_int64),
         ("block", ctypes.c_uint32 * 3),
         ("thread", ctypes.c_uint32 * 3),
+        ("other_pc", ctypes.c_uint64),
+        ("other_access", ctypes.c_int32),
+        ("other_block", ctypes.c_uint32 * 3),
+        ("other_thread", ctypes.c_uint32 * 3),
         ("object", ctypes.c_char * 128),
         ("file", ctypes.c_char * 256),
         ("message", ctypes.c_char * 1536),
     )
 
 
-def raise_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], path: Path) -> NoReturn:
+class SourceText:
+    """The lines of an expanded module by file and number, as its #line directives say."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def at(self, line: str) -> str:
+        """`line`, FILE:NUMBER, with the source that stands there."""
+        file, _, wanted = line.rpartition(":")
+        here, number = "", 0
+        for text in self._text.split("\n"):
+            directive = re.match(r'#line (\d+) "(.*)"$', text)
+            if directive:
+                here, number = directive[2], int(directive[1]) - 1
+                continue
+            if here == file and str(number + 1) == wanted:
+                return f"{line}: {text.strip()}"
+            number += 1
+        return line
+
+
+def raise_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], path: Path, source: SourceText) -> NoReturn:
     """Raises the exception of `fault`; `buffers` are the launch's, `path` the kernel's module."""
     line = _line(fault, path)
+    if fault.kind in (_RACE, _UNINITIALISED):
+        _raise_of_trace(kernel, fault, buffers, source.at(line), path, source)
     block, thread = _triple(fault.block), _triple(fault.thread)
     message = fault.message.decode(errors="replace")
     if fault.kind in (_MEMORY, _READ_ONLY, _INDEX):
@@ -84,6 +117,19 @@ def raise_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], path: Path
     if fault.kind == _SIGNAL:
         message = f"{signal.Signals(fault.index).name} at {fault.address:#x} {message}".rstrip()
     raise KernelAborted(kernel, message, block, thread, line)
+
+
+def _raise_of_trace(
+    kernel: str, fault: Fault, buffers: Sequence[Buffer], line: str, path: Path, source: SourceText
+) -> NoReturn:
+    buffer = _object(fault, buffers)
+    name, index = ("?", 0) if buffer is None else (buffer.name, buffer.index(fault.address))
+    kind, block, thread = _ACCESS[fault.access], _triple(fault.block), _triple(fault.thread)
+    if fault.kind == _UNINITIALISED:
+        raise UninitialisedReadError(kernel, name, index, block, kind=kind, thread=thread, line=line)
+    before = source.at(source_line(str(path), fault.other_pc - 1)) if fault.other_pc else ""
+    first = Access(_ACCESS[fault.other_access], _triple(fault.other_block), _triple(fault.other_thread), before)
+    raise RaceError(kernel, name, index, first, Access(kind, block, thread, line))
 
 
 def _memory_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], line: str, message: str) -> MemoryFault:
@@ -106,12 +152,18 @@ def _memory_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], line: st
 def _object(fault: Fault, buffers: Sequence[Buffer]) -> Buffer | None:
     """What the access was aimed at: a shared array or module variable, else the nearest buffer of the launch."""
     if fault.space == _GLOBAL:
-        return nearest_buffer(buffers, fault.address)
+        return _holder(buffers, fault.address) or nearest_buffer(buffers, fault.address)
     kind = {_STATIC_SHARED: "__shared__ ", _MODULE: "__device__ "}.get(fault.space, "")
     itemsize = max(int(fault.size), 1)
     count = (fault.object_hi - fault.object_lo) // itemsize
     name = kind + fault.object.decode()
     return Buffer(name, fault.object_lo, fault.object_hi, itemsize, (count,), (itemsize,))
+
+
+def _holder(buffers: Sequence[Buffer], address: int) -> Buffer | None:
+    """The first buffer one of whose own elements is at `address`."""
+    one = np.array([address], np.uint64)
+    return next((b for b in buffers if b.start <= address < b.stop and StridedView(b).holds(one, 1)[0]), None)
 
 
 def _line(fault: Fault, path: Path) -> str:

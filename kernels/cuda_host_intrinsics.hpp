@@ -111,10 +111,10 @@ CUDA_HOST_REDUCE(__reduce_xor_sync, unsigned, kReduceXor)
 
 namespace cuda_host {
 
-// One read-modify-write. Not instrumented: the access is checked here, as one atomic.
+// One read-modify-write. Not instrumented: the access is checked here, as one atomic. `reads`: what was there matters.
 template <class T, class Combine>
-__attribute__((noinline, no_sanitize_address, no_sanitize_undefined)) T atomic(T* p, Combine combine) {
-  check_atomic(p, sizeof(T), __builtin_return_address(0));
+__attribute__((noinline, no_sanitize_address, no_sanitize_undefined)) T atomic(T* p, Combine combine, bool reads = true) {
+  check_atomic(p, sizeof(T), reads, __builtin_return_address(0));
   const T old = *p;
   *p = combine(old);
   return old;
@@ -126,10 +126,15 @@ __attribute__((noinline, no_sanitize_address, no_sanitize_undefined)) T atomic(T
   inline T NAME(T* p, T value) {                                              \
     return cuda_host::atomic(p, [=](T old) -> T { return EXPRESSION; });      \
   }
+// Often an atomic store, whose result nobody uses: not a read of what was there.
+#define CUDA_HOST_EXCHANGE(T)                                                 \
+  inline T atomicExch(T* p, T value) {                                        \
+    return cuda_host::atomic(p, [=](T) -> T { return value; }, false);        \
+  }
 #define CUDA_HOST_ATOMIC_INTEGERS(T)                                          \
   CUDA_HOST_ATOMIC(atomicMin, T, old < value ? old : value)                   \
   CUDA_HOST_ATOMIC(atomicMax, T, old > value ? old : value)                   \
-  CUDA_HOST_ATOMIC(atomicExch, T, value)                                      \
+  CUDA_HOST_EXCHANGE(T)                                                       \
   CUDA_HOST_ATOMIC(atomicAnd, T, old & value)                                 \
   CUDA_HOST_ATOMIC(atomicOr, T, old | value)                                  \
   CUDA_HOST_ATOMIC(atomicXor, T, old ^ value)                                 \
@@ -152,11 +157,12 @@ CUDA_HOST_ATOMIC(atomicAdd, __nv_bfloat16, __hadd(old, value))
 CUDA_HOST_ATOMIC(atomicAdd, __nv_bfloat162, __hadd2(old, value))
 CUDA_HOST_ATOMIC(atomicSub, int, int(unsigned(old) - unsigned(value)))
 CUDA_HOST_ATOMIC(atomicSub, unsigned, old - value)
-CUDA_HOST_ATOMIC(atomicExch, float, value)
+CUDA_HOST_EXCHANGE(float)
 CUDA_HOST_ATOMIC(atomicInc, unsigned, old >= value ? 0u : old + 1)
 CUDA_HOST_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
 inline unsigned short atomicCAS(unsigned short* p, unsigned short compare, unsigned short value) {
   return cuda_host::atomic(p, [=](unsigned short old) -> unsigned short { return old == compare ? value : old; });
 }
 #undef CUDA_HOST_ATOMIC_INTEGERS
+#undef CUDA_HOST_EXCHANGE
 #undef CUDA_HOST_ATOMIC

@@ -95,10 +95,14 @@ extern "C" __attribute__((visibility("default"))) const cuda_host::Fault* cuda_h
   current = nullptr;
   memcpy(cuda_host_coordinates.block_dim, launch->block, sizeof launch->block);
   memcpy(cuda_host_coordinates.grid_dim, launch->grid, sizeof launch->grid);
-  set_regions(*launch);
+  set_views(*launch);
   if (stacks.reset()) {
     stack_bytes = kStackBytes;
+    recording = launch->trace != nullptr;
+    if (recording) recorder.begin(*launch);
     run_guarded();
+    if (recording) recorder.report_unwritten();
+    recording = false;
     stack_lo = 0, stack_bytes = UINTPTR_MAX;
   } else {
     fault.kind = kAborted;

@@ -1,6 +1,7 @@
 // What a launch may touch, and the check before every access. Included by cuda_host_runtime.cpp only.
 //
-// A later memory trace hooks in here: `on_access` sees each load and store of every thread, with its address and size.
+// `on_access` sees each load and store of every thread, with its address and size, and while a trace is running passes
+// it on to `record`.
 #pragma once
 #include <link.h>
 
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "cuda_host_runtime.hpp"
+#include "cuda_host_views.hpp"
 
 extern "C" const cuda_host::Coordinates cuda_host_coordinates;
 extern "C" const cuda_host::SharedLines cuda_host_shared_lines[];
@@ -43,14 +45,9 @@ constexpr int kMaxRegistered = 16;  // one for each file of the module
 static Registered registered[kMaxRegistered];
 static int num_registered;
 
-struct Region {
-  uintptr_t lo, hi;
-  bool writable;
-};
-
 struct Memory {
   std::vector<Global> globals;    // sorted by lo
-  std::vector<Region> regions;    // sorted, disjoint: what this launch may touch besides stacks
+  Views views;                    // what this launch may touch besides stacks
   std::vector<Region> read_only;  // segments of the module that hold code and constants
   uintptr_t module_base = 0, module_lo = 0, module_hi = 0;
   uint64_t dynamic_bytes = 0;
@@ -58,11 +55,15 @@ struct Memory {
 
 // Outside a launch the whole address space is allowed, for the module's own static initialisers.
 static uintptr_t stack_lo = 0, stack_bytes = UINTPTR_MAX;
-static Region recent[2];
+constexpr int kNumRecent = 4;  // an attention kernel reads K, V and a table, and writes scratch
+static Span recent[kNumRecent];
+static bool recording;
+static bool exchanging;  // the access is an atomicExch
 static Memory memory;
 static Fault fault;
 static int atomics_in_a_row;
 [[noreturn]] void abandon();  // the scheduler's
+static void record(uintptr_t p, size_t size, Access access, const void* pc, const Span& span);  // the trace's
 
 static void set_text(char* to, size_t size, const char* text) {
   snprintf(to, size, "%s", text == nullptr ? "" : text);
@@ -83,6 +84,12 @@ static const Global* global_at_or_before(uintptr_t p) {
   return after == memory.globals.begin() ? nullptr : &*(after - 1);
 }
 
+// The name in the source: cuda_host_source.py adds to that of a shared variable.
+static void set_name(char* to, size_t size, const char* name) {
+  set_text(to, size, name);
+  if (char* added = strstr(to, "__hidden")) *added = 0;
+}
+
 // Names the shared array or module variable that an access into the module was aimed at: the nearest one.
 static void describe_object(uintptr_t p) {
   if (p < memory.module_lo || p >= memory.module_hi) return;
@@ -92,7 +99,7 @@ static void describe_object(uintptr_t p) {
     if (distance >= nearest) return;
     nearest = distance;
     fault.space = space, fault.object_lo = lo, fault.object_hi = hi;
-    set_text(fault.object, sizeof fault.object, name);
+    set_name(fault.object, sizeof fault.object, name);
   };
   for (const Global& g : memory.globals)
     if (!is_coordinate(g)) consider(g.lo, g.hi, g.redzone_end, g.name, g.shared ? kStaticShared : kModule);
@@ -107,21 +114,20 @@ static void describe_object(uintptr_t p) {
   abandon();
 }
 
-static void remember(const Region& region) {
-  recent[1] = recent[0];
-  recent[0] = region;
+static const Span& remember(const Span& span) {
+  for (int i = kNumRecent; --i > 0;) recent[i] = recent[i - 1];
+  return recent[0] = span;
 }
 
 __attribute__((noinline, cold)) static void check_slowly(uintptr_t p, size_t size, Access access, const void* pc) {
-  auto after = std::upper_bound(memory.regions.begin(), memory.regions.end(), p,
-                                [](uintptr_t address, const Region& r) { return address < r.lo; });
-  if (after != memory.regions.begin()) {
-    const Region& region = *(after - 1);
-    if (size <= region.hi - region.lo && p <= region.hi - size) {
-      if (access != kLoad && !region.writable) fail(kReadOnly, p, size, access, pc);
-      return remember(region);
-    }
+  bool read_only = false;
+  const Span span = memory.views.find(p, size, access != kLoad, read_only);
+  if (span.lo < span.hi) {
+    remember(span);
+    if (recording) record(p, size, access, pc, span);
+    return;
   }
+  if (read_only) fail(kReadOnly, p, size, access, pc);
   // Constants that g++ does not register (string literals, tables of inline functions) may be read.
   const Global* g = global_at_or_before(p);
   if (access == kLoad && (g == nullptr || p >= g->redzone_end))
@@ -135,8 +141,11 @@ inline void on_access(uintptr_t p, size_t size, Access access, const void* pc) {
     if (p - stack_lo <= stack_bytes - size) return;
     fail(kMemory, p, size, access, pc);
   }
-  for (const Region& r : recent)
-    if (p >= r.lo && p <= r.hi - size && size <= r.hi - r.lo && (access == kLoad || r.writable)) return;
+  for (const Span& span : recent)
+    if (span.holds(p, size) && (access == kLoad || span.writable)) {
+      if (__builtin_expect(recording, false)) record(p, size, access, pc, span);
+      return;
+    }
   check_slowly(p, size, access, pc);
 }
 
@@ -144,31 +153,38 @@ void check_access(const void* p, size_t size, Access access, const void* pc) {
   on_access(reinterpret_cast<uintptr_t>(p), size, access, pc);
 }
 
-void check_atomic(const void* pointer, size_t size, const void* pc) {
+void check_atomic(const void* pointer, size_t size, bool reads, const void* pc) {
   const uintptr_t p = reinterpret_cast<uintptr_t>(pointer);
   if (p % size != 0) {
     fault.index = static_cast<int64_t>(size);
     fail(kMisaligned, p, size, kAtomic, pc);
   }
+  exchanging = !reads;
   on_access(p, size, kAtomic, pc);
+  exchanging = false;
   if (++atomics_in_a_row >= 1000) yield();  // it may be spinning on a lock that another thread of the block holds
 }
 
-void check_space(const void* pointer, size_t size, size_t align, Access access, Space space, const void* pc) {
+void check_pointer(const void* pointer, size_t size, size_t align, Access access, Space space, const void* pc) {
   const uintptr_t p = reinterpret_cast<uintptr_t>(pointer);
   if (p % align != 0) {
     fault.index = static_cast<int64_t>(align);
     fail(kMisaligned, p, size, access, pc);
   }
   if (size == 0) return;
-  on_access(p, size, access, pc);
   const Global* g = global_at_or_before(p);
-  const bool shared = (p >= dynamic_lo() && p < dynamic_lo() + kMaxShared) || (g != nullptr && p < g->hi && g->shared);
+  const bool shared = (p >= dynamic_lo() && p < dynamic_lo() + kMaxShared) || (g != nullptr && p < g->redzone_end && g->shared);
   const bool local = p - stack_lo < stack_bytes;
   if (shared == (space != kGlobal) && !local) return;
+  if (!shared && !local && space != kGlobal) on_access(p, size, access, pc);  // where it is outside everything, say so
   set_text(fault.message, sizeof fault.message,
            space == kGlobal ? "the instruction needs a pointer to global memory" : "the instruction needs a pointer to shared memory");
   fail(kMemory, p, size, access, pc);
+}
+
+void check_space(const void* pointer, size_t size, size_t align, Access access, Space space, const void* pc) {
+  check_pointer(pointer, size, align, access, space, pc);
+  if (size > 0) on_access(reinterpret_cast<uintptr_t>(pointer), size, access, pc);
 }
 
 void abort_kernel(const char* what, const char* file, int line) {
@@ -218,30 +234,24 @@ static void find_globals() {
   dl_iterate_phdr(find_module, nullptr);
 }
 
-// What this launch may touch: its buffers (overlapping ones joined), shared memory, the module's own variables.
-static void set_regions(const Launch& launch) {
+// What this launch may touch: its ranges, shared memory, the module's own variables.
+static void set_views(const Launch& launch) {
   find_globals();
   memory.dynamic_bytes = launch.dynamic_shared;
-  std::vector<Region>& regions = memory.regions;
-  regions.clear();
+  Views& views = memory.views;
+  views.clear();
   for (uint64_t i = 0; i < launch.num_ranges; ++i) {
     const Range& r = launch.ranges[i];
-    if (r.lo < r.hi) regions.push_back({r.lo, r.hi, r.writable != 0});
+    const int owner = i < launch.num_buffers ? static_cast<int>(i) : kUnrecorded;
+    views.add({r.lo, r.hi, r.writable != 0, owner, r.run, r.num_dims, r.dims});
   }
-  for (const Global& g : memory.globals) regions.push_back({g.lo, g.hi, g.writable});
-  if (launch.dynamic_shared > 0) regions.push_back({dynamic_lo(), dynamic_lo() + launch.dynamic_shared, true});
-  std::sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) { return a.lo < b.lo; });
-  size_t kept = 0;
-  for (const Region& r : regions) {
-    if (kept > 0 && r.lo < regions[kept - 1].hi) {
-      regions[kept - 1].hi = std::max(regions[kept - 1].hi, r.hi);
-      regions[kept - 1].writable |= r.writable;
-    } else {
-      regions[kept++] = r;
-    }
+  for (const Global& g : memory.globals) {
+    const int owner = g.shared ? kSharedMemory : is_coordinate(g) ? kUnrecorded : kModuleVariable;
+    views.add({g.lo, g.hi, g.writable, owner});
   }
-  regions.resize(kept);
-  recent[0] = recent[1] = {0, 0, false};
+  views.add({dynamic_lo(), dynamic_lo() + launch.dynamic_shared, true, kSharedMemory});
+  views.sort();
+  for (Span& span : recent) span = {0, 0, false, kUnrecorded};
 }
 
 static uint64_t static_shared_bytes() {

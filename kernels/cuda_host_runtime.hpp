@@ -11,22 +11,49 @@ constexpr size_t kMaxShared = 232448;   // dynamic shared bytes of a block: 227 
 
 // The kinds of fault, in the order of FAULT_KINDS in cuda_host.py.
 enum FaultKind : int32_t { kNone, kMemory, kReadOnly, kMisaligned, kDivergence, kIndex, kUndefined, kAborted, kSignal,
-                           kTimeout };
-enum Access : int32_t { kLoad, kStore, kAtomic };
+                           kTimeout, kRace, kUninitialised };
+enum Access : int32_t { kLoad, kStore, kAtomic, kCopyInFlight };  // the last: cp.async not waited for, in a report only
 enum Space : int32_t { kGlobal, kStaticShared, kDynamicShared, kStack, kModule };
 
-// [ctypes] A range of memory that the launch may touch.
-struct Range {
-  uintptr_t lo, hi;
-  uint64_t writable;
+// [ctypes] One dimension of a strided view; the stride is in bytes.
+struct Dimension {
+  uint64_t stride, count;
 };
 
-// [ctypes] One launch; `args[i]` points to the bytes of parameter i.
+// [ctypes] Memory that the launch may touch: all of [lo, hi), or, with dims (outermost first), runs of `run` bytes.
+struct Range {
+  uintptr_t lo, hi;
+  uint64_t writable, run, num_dims;
+  const Dimension* dims;
+};
+
+// [ctypes] What the launch did to one buffer, as BufferTraffic in memory_trace.py.
+struct Traffic {
+  uint64_t loaded, stored, atomic, requests, sectors_requested, sectors;
+};
+
+// [ctypes] Memory that starts unwritten: for each byte of [lo, hi) 1 once it has been written, else 0.
+struct Fresh {
+  uintptr_t lo, hi;
+  uint8_t* written;
+};
+
+// [ctypes] What a traced launch looks for; `traffic` (or null) has an entry for each buffer.
+struct Trace {
+  uint64_t races, uninitialised;
+  const Fresh* fresh;
+  uint64_t num_fresh;
+  Traffic* traffic;
+};
+
+// [ctypes] One launch; `args[i]` points to the bytes of parameter i. The first `num_buffers` ranges are arrays, any more
+// belong to the launch itself. trace: null when none is running.
 struct Launch {
   void (*call)(void** args);
   void** args;
   const Range* ranges;
-  uint64_t num_ranges;
+  uint64_t num_ranges, num_buffers;
+  const Trace* trace;
   uint64_t dynamic_shared;
   double time_limit;    // seconds
   uint64_t descending;  // run blocks and threads from the last to the first
@@ -43,6 +70,9 @@ struct Fault {
   uint64_t object_lo, object_hi;  // the shared array or module variable nearest to the address, if any
   int64_t index;                  // kIndex: the index used
   uint32_t block[3], thread[3];
+  uint64_t other_pc;              // kRace: the access that came before
+  Access other_access;
+  uint32_t other_block[3], other_thread[3];
   char object[128], file[256], message[1536];
 };
 
@@ -114,8 +144,10 @@ int barrier(BarrierKind kind, int predicate, int line);
 void yield();
 
 void check_access(const void* p, size_t size, Access access, const void* pc);
-void check_atomic(const void* p, size_t size, const void* pc);
-// The pointer of an instruction that exists for one memory space only (ld.global.nc, cp.async, ldmatrix).
+void check_atomic(const void* p, size_t size, bool reads, const void* pc);
+// The pointer of an instruction that exists for one memory space only: check_pointer where g++ reports the access itself
+// (ld.global), check_space where it does not (cp.async, ldmatrix).
+void check_pointer(const void* p, size_t size, size_t align, Access access, Space space, const void* pc);
 void check_space(const void* p, size_t size, size_t align, Access access, Space space, const void* pc);
 [[noreturn]] void abort_kernel(const char* what, const char* file, int line);
 

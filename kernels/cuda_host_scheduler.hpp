@@ -3,6 +3,7 @@
 #include "cuda_host_fibers.hpp"
 #include "cuda_host_memory.hpp"
 #include "cuda_host_runtime.hpp"
+#include "cuda_host_trace.hpp"
 
 namespace cuda_host {
 
@@ -12,6 +13,7 @@ struct Copy {  // one cp.async that has not landed
   void* to;
   const void* from;
   int bytes;
+  const void* pc;
 };
 
 struct Thread {
@@ -49,6 +51,7 @@ static uint32_t lane_bit(const Thread& t) { return 1u << (thread_id(t) % 32); }
 static Warp& warp_of(const Thread& t) { return warps[thread_id(t) / 32]; }
 
 static void wait_in(State state, int line) {
+  if (recording) recorder.find_unreported_stores();
   current->state = state;
   current->line = line;
   switch_context(current->context, scheduler);
@@ -85,6 +88,10 @@ static bool complete(Thread& t) {
     payloads[lane] = lanes[lane].payload;
   }
   t.operation->perform(payloads, mask);
+  if (recording) {
+    if (t.operation == &kSyncwarp) recorder.sync_warp(thread_id(t) / 32, mask);
+    if (mask == warp.live) recorder.converge(thread_id(t) / 32);
+  }
   warp.waiting &= ~mask;
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) lanes[__builtin_ctz(rest)].state = kReady;
   return true;
@@ -92,6 +99,7 @@ static bool complete(Thread& t) {
 
 void collective(const Collective& operation, uint32_t mask, void* payload, int line) {
   Thread& t = *current;
+  if (recording) recorder.find_unreported_stores();
   if (!(mask & lane_bit(t))) {
     fault.kind = kDivergence, fault.line = line;
     snprintf(fault.message, sizeof fault.message, "%s with mask 0x%08x, which does not name the calling lane %d",
@@ -111,9 +119,11 @@ uint32_t active_mask(int line) {
 
 static void finish_thread() {
   Thread& t = *current;
+  if (recording) recorder.find_unreported_stores();
   t.state = kExited;
   ++num_exited;
   warp_of(t).live &= ~lane_bit(t);
+  if (recording && warp_of(t).live == 0) recorder.converge(thread_id(t) / 32);
   Thread* warp = &threads[thread_id(t) / 32 * 32];
   for (int lane = 0; lane < 32; ++lane)  // some may have waited for this lane only
     if (warp + lane < threads + num_threads && warp[lane].state == kAtCollective) complete(warp[lane]);
@@ -134,6 +144,7 @@ static void resume(Thread& t) {
   }
   current = &t;
   memcpy(cuda_host_coordinates.thread, t.index, sizeof t.index);
+  recorder.thread = thread_id(t);
   stack_lo = reinterpret_cast<uintptr_t>(t.stack);
   atomics_in_a_row = 0;
   switch_context(scheduler, t.context);
@@ -222,11 +233,13 @@ static void release_barrier() {
   const BarrierKind kind = threads[0].barrier_kind;
   barrier_result = kind == kAnd ? count == num_threads : kind == kOr ? count > 0 : count;
   num_at_barrier = 0;
+  if (recording) recorder.barrier((num_threads + 31) / 32);
   for (int i = 0; i < num_threads; ++i) threads[i].state = kReady;
 }
 
-static void start_block() {
+static void start_block(uint64_t number) {
   poison_shared();
+  if (recording) recorder.begin_block(number, num_threads);
   num_exited = num_at_barrier = 0;
   memset(warps, 0, sizeof warps);
   for (int i = 0; i < num_threads; ++i) {
@@ -242,8 +255,8 @@ static void start_block() {
   memcpy(cuda_host_coordinates.block, block_index, sizeof block_index);
 }
 
-static void run_block() {
-  start_block();
+static void run_block(uint64_t number) {
+  start_block(number);
   while (num_exited < num_threads) {
     bool progress = false;
     const int num_warps = (num_threads + 31) / 32;
@@ -255,6 +268,7 @@ static void run_block() {
     else if (!progress) report_divergence();
     if (fault.kind != kNone) return;
   }
+  if (recording) recorder.report_unwritten();
 }
 
 static void run_grid() {
@@ -262,7 +276,7 @@ static void run_grid() {
   for (uint64_t n = 0; n < blocks && fault.kind == kNone; ++n) {
     const uint64_t i = launch->descending ? blocks - 1 - n : n;
     block_index[0] = i % x, block_index[1] = i / x % y, block_index[2] = i / (x * y);
-    run_block();
+    run_block(i);
   }
 }
 

@@ -2,6 +2,9 @@
 
 The text is wrapped in an unnamed namespace, because g++ puts a guard zone around a `__shared__` array (a static
 variable here) only where it has internal linkage, and in a template it has it only there.
+
+g++ does not report accesses that it knows to lie inside a static variable, which every access at a constant index is. So
+`__shared__ float tile[64];` becomes a variable of another name and a reference to it, `tile`, whose address g++ cannot see.
 """
 
 import re
@@ -42,7 +45,7 @@ def expand(code: str, name: str, include_dirs: Sequence[Path]) -> HostSource:
 def _expand_file(
     code: str, name: str, dirs: Sequence[Path], stack: tuple[Path, ...], source: HostSource, out: list[str]
 ) -> None:
-    code = _host_terms(code)
+    code = _hide_shared(_host_terms(code))
     plain = without_comments(code)
     source.shared_lines += [(name, *span) for span in _shared_declarations(plain)]
     guard = f"CUDA_HOST_ONCE_{re.sub(r'[^A-Za-z0-9]', '_', str(stack[-1]))}" if stack else ""
@@ -90,6 +93,60 @@ def _host_terms(code: str) -> str:
 
     code = _DYNAMIC_SHARED.sub(dynamic, code)
     return re.sub(r"\bstatic(\s+)__shared__|__shared__(\s+)static\b", r"__shared__\1\2", code)
+
+
+HIDDEN = "__hidden"  # ends the name of what a reference to a shared variable hides; the runtime takes it off again
+
+
+def _hide_shared(code: str) -> str:
+    """Adds a reference behind each declaration of static shared memory, on its last line."""
+    plain = without_comments(code)
+    for match in reversed(list(re.finditer(r"\b__shared__\b", plain))):
+        before = plain[plain.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if before.lstrip().startswith("#") or before.rstrip().endswith("extern"):
+            continue
+        end = _end_of_declaration(plain, match.end())
+        names = _declared_names(plain, match.end(), end)
+        if names is None:  # nothing that could be renamed: its accesses at constant indices stay unseen
+            continue
+        references = "".join(f" auto& {n} = cuda_host::hidden({n}{HIDDEN});" for n, _ in names)
+        code = code[: end + 1] + references + code[end + 1 :]
+        for _, at in reversed(names):
+            code = code[:at] + HIDDEN + code[at:]
+    return code
+
+
+def _end_of_declaration(plain: str, start: int) -> int:
+    depth = 0
+    for i in range(start, len(plain)):
+        depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(plain[i], 0)
+        if plain[i] == ";" and depth == 0:
+            return i
+    return len(plain)
+
+
+def _declared_names(plain: str, start: int, end: int) -> list[tuple[str, int]] | None:
+    """Each name that plain[start:end] declares, and where it ends; None where it is no list of variables and arrays."""
+    names: list[tuple[str, int]] = []
+    depth, last = 0, None
+    for word in re.finditer(r"\w+|\S", plain[start:end] + ","):
+        token = word[0]
+        if depth == 0 and token in ",[":
+            if last is None:
+                return None
+            if not names or names[-1] != last:
+                names.append(last)
+        if token == "(" and depth == 0 and last is not None and last[0] not in ("__align__", "alignas", "decltype"):
+            return None
+        if token in "([{<":
+            depth += 1
+        elif token in ")]}>":
+            depth -= 1
+        elif depth == 0 and token[0].isalnum() or token[0] == "_" and depth == 0:
+            last = token, start + word.end()
+        elif depth == 0 and token not in ",*&:":
+            return None
+    return names or None
 
 
 def without_comments(code: str) -> str:

@@ -195,7 +195,8 @@ const Collective kShflIdx{"__shfl_sync", shfl_idx}, kShflUp{"__shfl_up_sync", sh
 
 // cp.async lands at the wait, not before: a kernel that forgets to wait reads what was there.
 void cp_async(void* shared, const void* global, int source_bytes) {
-  current->copies.push_back({shared, global, source_bytes});
+  const void* pc = recording ? recorder.copy_issued(reinterpret_cast<uintptr_t>(shared)) : nullptr;
+  current->copies.push_back({shared, global, source_bytes, pc});
 }
 
 void cp_async_commit() {
@@ -214,6 +215,7 @@ void cp_async_wait(int keep) {
   for (size_t i = 0; i < landing; ++i) {
     memcpy(copies[i].to, copies[i].from, copies[i].bytes);
     memset(static_cast<char*>(copies[i].to) + copies[i].bytes, 0, 16 - copies[i].bytes);
+    if (recording) recorder.copy_landed(reinterpret_cast<uintptr_t>(copies[i].to), copies[i].pc);
   }
   copies.erase(copies.begin(), copies.begin() + landing);
   groups.erase(groups.begin(), groups.begin() + finished);

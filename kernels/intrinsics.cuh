@@ -94,7 +94,7 @@ __device__ __forceinline__ uint4 load16(const void* global) {
                : "memory");
   return v;
 #else
-  cuda_host::check_space(global, 16, 16, cuda_host::kLoad, cuda_host::kGlobal, cuda_host::here());
+  cuda_host::check_pointer(global, 16, 16, cuda_host::kLoad, cuda_host::kGlobal, cuda_host::here());
   return *static_cast<const uint4*>(global);
 #endif
 }
@@ -120,7 +120,7 @@ __device__ __forceinline__ void store16(void* global, uint4 v) {
                : "l"(__cvta_generic_to_global(global)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 #else
-  cuda_host::check_space(global, 16, 16, cuda_host::kStore, cuda_host::kGlobal, cuda_host::here());
+  cuda_host::check_pointer(global, 16, 16, cuda_host::kStore, cuda_host::kGlobal, cuda_host::here());
   *static_cast<uint4*>(global) = v;
 #endif
 }

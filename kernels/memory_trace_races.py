@@ -27,7 +27,9 @@ _CONFLICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One side of a race: kind "load", "store" or "atomic", program or block, thread (CUDA only).
+    """One side of a race: kind, program or block, thread (CUDA only).
+
+    kind: "load", "store", "atomic", or "cp.async in flight": a copy to shared memory that nobody has waited for.
 
     line: "FILE:LINE: SOURCE", or "" where that is not known.
     """
@@ -166,5 +168,4 @@ class _Pages:
             self._places[missing] = self._used + 1 + np.arange(missing.size)
             self._used += missing.size
             place = self._places[page]
-        at: Array = (place.astype(np.int64) - 1) * per_page + offset % per_page
-        return at
+        return (place.astype(np.int64) - 1) * per_page + offset % per_page
