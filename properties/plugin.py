@@ -120,6 +120,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
         if lacking is not None:
             found.tally.not_exercised[found.label, op, lacking] += 1
             pytest.skip(lacking)
+        found.tally.unsupported.update((found.label, op, feature) for feature in found.unsupported(op))
         return (yield)
     finally:
         pyfuncitem.user_properties.append((PROPERTY, json.dumps(found.tally.to_json())))

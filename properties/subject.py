@@ -71,6 +71,14 @@ class Subject:
             return f"{self.provider.name} rejects every {op} problem"
         return None
 
+    def unsupported(self, op: str) -> list[str]:
+        """The features of `op` that the provider rejects in an otherwise plain problem, as "window 1, 2, 3"."""
+        within = self.support(op)
+        if within is None:
+            return []
+        missing = {axis: [v for v in values if v not in within.axes[axis]] for axis, values in RECIPES[op].AXES.items()}
+        return [f"{axis} {', '.join(str(v) for v in values)}" for axis, values in missing.items() if values]
+
     def cases(self, op: str) -> SearchStrategy[Case]:
         """Cases of `op`: one in four drawn from the whole contract, which may be rejected; the others steered."""
         return _cases(self, op)

@@ -7,16 +7,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-SECTIONS = ("examples", "rejected", "not_exercised")
+SECTIONS = ("examples", "rejected", "not_exercised", "unsupported")
 
 
 @dataclass
 class Tally:
-    """Counts by key: examples (provider, op), rejected (provider, op, reason), not_exercised (provider, op, what)."""
+    """Counts by key: examples (provider, op), rejected (provider, op, reason), not_exercised (provider, op, what).
+
+    `unsupported` (provider, op, feature) lists what the provider said it does not support; its counts mean nothing.
+    """
 
     examples: Counter[tuple[str, ...]] = field(default_factory=Counter)
     rejected: Counter[tuple[str, ...]] = field(default_factory=Counter)
     not_exercised: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    unsupported: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def add(self, other: "Tally") -> None:
         for name in SECTIONS:
@@ -45,6 +49,9 @@ class Tally:
             rejected = Counter({k[2]: n for k, n in self.rejected.items() if k[:2] == (provider, op)})
             count = self.examples[provider, op]
             lines.append(f"{provider}: {op}: {count} examples checked, {rejected.total()} drawn problems rejected")
+            features = sorted(k[2] for k in self.unsupported if k[:2] == (provider, op))
+            if features:
+                lines.append(f"    not supported: {'; '.join(features)}")
             lines += _listed("rejected", rejected, most)
             missing = Counter({k[2]: n for k, n in self.not_exercised.items() if k[:2] == (provider, op)})
             lines += _listed("not exercised", missing, most)
