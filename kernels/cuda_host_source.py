@@ -3,8 +3,8 @@
 The text is wrapped in an unnamed namespace, because g++ puts a guard zone around a `__shared__` array (a static
 variable here) only where it has internal linkage, and in a template it has it only there.
 
-g++ does not report accesses that it knows to lie inside a static variable, which every access at a constant index is. So
-`__shared__ float tile[64];` becomes a variable of another name and a reference to it, `tile`, whose address g++ cannot see.
+g++ does not report accesses that it knows to lie inside a static variable, as those at constant indices. So `__shared__
+float tile[64];` becomes a variable of another name and a reference to it, `tile`, whose address g++ does not know.
 """
 
 import re
@@ -142,7 +142,7 @@ def _declared_names(plain: str, start: int, end: int) -> list[tuple[str, int]] |
             depth += 1
         elif token in ")]}>":
             depth -= 1
-        elif depth == 0 and token[0].isalnum() or token[0] == "_" and depth == 0:
+        elif depth == 0 and (token[0].isalnum() or token[0] == "_"):
             last = token, start + word.end()
         elif depth == 0 and token not in ",*&:":
             return None

@@ -168,4 +168,5 @@ class _Pages:
             self._places[missing] = self._used + 1 + np.arange(missing.size)
             self._used += missing.size
             place = self._places[page]
-        return (place.astype(np.int64) - 1) * per_page + offset % per_page
+        at: Array = (place.astype(np.int64) - 1) * per_page + offset % per_page
+        return at
