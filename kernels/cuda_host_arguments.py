@@ -58,7 +58,7 @@ class Range(ctypes.Structure):
     def of(cls, buffer: Buffer, writable: bool) -> "Range":
         """The elements of a view."""
         run, dims = buffer.rows()
-        found = (_Dimension * len(dims))(*dims)
+        found = (_Dimension * len(dims))(*(_Dimension(stride, count) for stride, count in dims))
         return cls(buffer.start, buffer.stop, int(writable), run, len(dims), found)
 
 
