@@ -1,6 +1,6 @@
 """The memory layouts that a trace is replayed on: one reservation per request, or blocks on demand."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 from bench.request_trace import Request
@@ -36,8 +36,8 @@ class Layout(Protocol):
     def admit(self, seq_id: int, request: Request, context: int, *, alone: bool) -> int | None:
         """Make room for `context` tokens; how many are there already, None if there is no room now."""
 
-    def append(self, seq_id: int) -> bool:
-        """Room for one more token; False if there is none."""
+    def append_each(self, seq_ids: Iterable[int]) -> int:
+        """Room for one more token for each of them in turn; how many got it before memory was out."""
 
     def release(self, seq_id: int) -> None:
         """Give up everything the request holds."""
@@ -69,7 +69,6 @@ class NaiveLayout:
         self.max_len = max_len
         self.reserve = reserve
         self.allocator = ContiguousAllocator(num_slots, fit=fit)
-        self.append_one = self.allocator.append
 
     @property
     def reserved(self) -> int:
@@ -91,9 +90,13 @@ class NaiveLayout:
             return None
         return 0
 
-    def append(self, seq_id: int) -> bool:
-        self.append_one(seq_id)
-        return True
+    def append_each(self, seq_ids: Iterable[int]) -> int:
+        done = 0
+        append = self.allocator.append
+        for seq_id in seq_ids:
+            append(seq_id)
+            done += 1
+        return done
 
     def release(self, seq_id: int) -> None:
         self.allocator.free(seq_id)
@@ -122,7 +125,6 @@ class PagedLayout:
         self.allocator = PagedAllocator(num_blocks, block_size, prefix_caching=share)
         self.pool = self.allocator.pool
         self.spare = int(watermark * num_blocks)
-        self.append_one = self.allocator.append
 
     @property
     def reserved(self) -> int:
@@ -162,12 +164,16 @@ class PagedLayout:
         own = context - len(tokens)
         return tokens[:context] if own <= 0 else [*tokens, *range((OWN + seq_id) << 20, ((OWN + seq_id) << 20) + own)]
 
-    def append(self, seq_id: int) -> bool:
+    def append_each(self, seq_ids: Iterable[int]) -> int:
+        done = 0
+        append = self.allocator.append
         try:
-            self.append_one(seq_id)
+            for seq_id in seq_ids:
+                append(seq_id)
+                done += 1
         except OutOfBlocksError:
-            return False
-        return True
+            pass
+        return done
 
     def release(self, seq_id: int) -> None:
         self.allocator.free(seq_id)

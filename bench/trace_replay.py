@@ -208,12 +208,7 @@ class Replay:
 
     def _decode(self) -> None:
         """One token for every running request, oldest first; then the ends."""
-        append = self.layout.append
-        done = 0
-        for seq_id in self.running:
-            if not append(seq_id):
-                break
-            done += 1
+        done = self.layout.append_each(self.running)
         self.used += done
         if done < len(self.running):
             self._decode_short(list(self.running)[done:])
@@ -225,7 +220,7 @@ class Replay:
     def _decode_short(self, rest: list[int]) -> None:
         """The rest of a step in which memory ran out: whoever came last gives up its own until there is enough."""
         for seq_id in rest:
-            while seq_id in self.running and not self.layout.append(seq_id):
+            while seq_id in self.running and not self.layout.append_each((seq_id,)):
                 self._preempt(self.prefilling[-1] if self.prefilling else self.running[next(reversed(self.running))])
             self.used += seq_id in self.running
 

@@ -8,8 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from pagebench.properties.kv_blocks_model import Content, Contents
 from pagebench.properties.kv_blocks_store import MakeStore
@@ -18,6 +26,8 @@ from pagebench.reference.kv_blocks_paged import PagedAllocator
 from pagebench.reference.kv_blocks_pool import BlockPool, OutOfBlocksError
 
 MakeAllocator = Callable[..., PagedAllocator]
+
+EXAMPLES, STEPS = 110, 40  # of the default profile; enough for each planted bug of the project's own tests
 
 TOKENS = st.lists(st.integers(0, 1), max_size=12)  # two letters: equal prefixes are common
 EXTRAS = st.sampled_from([(), (), ("lora",), (1,)])
@@ -372,6 +382,14 @@ class KVBlocksMachine(RuleBasedStateMachine):
                     written[self.allocator.slot(seq_id, position)] = content.values[position]
         assert usage.used == len(written), "a shared slot was not counted once"
         assert usage.used + usage.internal_waste == usage.held * self.block_size
+
+
+def run_machine(make_allocator: MakeAllocator, make_store: MakeStore, how: settings) -> None:
+    """Run the machine; AssertionError with the shortest failing order of calls."""
+    run_state_machine_as_test(
+        lambda: KVBlocksMachine(make_allocator, make_store),  # type: ignore[arg-type]  # called, never subclassed
+        settings=how,
+    )
 
 
 def _within(placed: dict[int, Any], tokens: Sequence[int]) -> dict[int, Any]:

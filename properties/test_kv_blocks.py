@@ -8,26 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import run_state_machine_as_test
 
 from pagebench.properties.claims import budget
-from pagebench.properties.kv_blocks_machine import KVBlocksMachine, MakeAllocator
-from pagebench.properties.kv_blocks_store import ListStore, MakeStore
+from pagebench.properties.kv_blocks_machine import EXAMPLES, STEPS, run_machine
+from pagebench.properties.kv_blocks_store import ListStore
 from pagebench.reference.kv_blocks import naive_waste
 from pagebench.reference.kv_blocks_contiguous import ContiguousAllocator, OutOfSlotsError
 from pagebench.reference.kv_blocks_paged import PagedAllocator
 from pagebench.reference.kv_blocks_pairs import merge_copies
 from pagebench.reference.kv_blocks_prefix import chained_keys
-
-EXAMPLES, STEPS = 120, 40
-
-
-def run_machine(make_allocator: MakeAllocator, make_store: MakeStore, how: settings) -> None:
-    """Run the machine; AssertionError with the shortest failing order of calls."""
-    run_state_machine_as_test(
-        lambda: KVBlocksMachine(make_allocator, make_store),  # type: ignore[arg-type]  # called, never subclassed
-        settings=how,
-    )
 
 
 def test_any_order_of_calls() -> None:
@@ -57,7 +46,7 @@ PROMPTS = st.tuples(
 )
 
 
-@budget(400)
+@budget(250)
 @given(first=PROMPTS, second=PROMPTS, block_size=st.integers(1, 3))
 def test_keys_are_equal_only_for_equal_prefix_and_extras(first: Any, second: Any, block_size: int) -> None:
     """Block i has the same key in two prompts exactly if all tokens and extra keys up to its end are the same."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bench import workloads
 from pagebench.properties.claims import budget
+from pagebench.properties.kv_blocks_machine import EXAMPLES, STEPS, run_machine
 from pagebench.properties.kv_blocks_store import ListStore
-from pagebench.properties.test_kv_blocks import EXAMPLES, STEPS, run_machine
 from pagebench.reference import kv_blocks_prefix, kv_blocks_sequence
 from pagebench.reference.kv_blocks import (
     KV_FORMATS,
