@@ -341,6 +341,27 @@ def test_an_address_that_wraps_is_reported() -> None:
     assert launches[0].buffers["x"].sectors == 1
 
 
+@pytest.mark.parametrize(
+    ("overflow", "error", "match"), [(False, MemoryFault, "_cache' at element -21"), (True, Exception, "overflow")]
+)
+def test_a_block_offset_in_32_bits_is_reported(overflow: bool, error: Any, match: str, tmp_path: Path) -> None:
+    old = "block = tl.load(table + (position // block_size).to(tl.int64) * ts1, mask=live, other=0).to(tl.int64)"
+    provider = planted("triton", "paged_attention", old, old.removesuffix(".to(tl.int64)"), tmp_path)
+    problem = decode([64])
+    placed = problem.on(provider)
+    last = 2**31 // (16 * 32) + 64  # blocks; an offset of one in this range does not fit int32
+    for name in ("key_cache", "value_cache"):
+        # 4 GiB, never touched; not aligned, so that strides are in single elements
+        base = provider.empty((1 + (last + 4) * 16 * 32,), FLOAT16)
+        object.__setattr__(placed, name, base[1:].view(last + 4, 16, 1, 32))
+    placed.block_table.add_(last)
+    with pytest.raises(error, match=match), trace(provider, overflow=overflow):
+        provider.paged_attention(placed, split=32, tile=16)
+    right = PROVIDERS["triton"]
+    with trace(right, overflow=overflow):
+        right.paged_attention(placed, split=32, tile=16)
+
+
 # --- the parts, against the plainest thing that does the same
 
 
