@@ -55,7 +55,7 @@ struct Memory {
 
 // Outside a launch the whole address space is allowed, for the module's own static initialisers.
 static uintptr_t stack_lo = 0, stack_bytes = UINTPTR_MAX;
-constexpr int kNumRecent = 4;  // an attention kernel reads K, V and a table, and writes scratch
+constexpr int kNumRecent = 2;
 static Span recent[kNumRecent];
 static bool recording;
 static bool exchanging;  // the access is an atomicExch
