@@ -9,7 +9,7 @@ from pagebench.properties.subject import Subject
 OP = "dequantize"
 
 
-@claim(OP, examples=100)
+@claim(OP, examples=80)
 def test_bits(subject: Subject, data: Any) -> None:
     """Every weight has the bits that the rounding contract gives, whatever the packed bits and scales."""
     case = data.draw(subject.cases(OP))

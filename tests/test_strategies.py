@@ -153,7 +153,7 @@ def test_copies_hold_every_structure_of_pairs() -> None:
         seen["strided"] += any(not cache.flags.c_contiguous for cache in problem.caches)
         seen["dtypes mixed"] += len({cache.dtype for cache in problem.caches}) > 1
     assert len(problems) >= 100
-    assert min(seen.values()) >= 5, seen
+    assert min(seen.values()) >= 3, seen
 
 
 def test_dequantisation_meets_every_class_of_scale_and_layout() -> None:
