@@ -82,19 +82,31 @@ plan_block_copy(const long long* pairs, long long pair_stride, long long side_st
   }
 }
 
-// A range of bytes in every block of a cache, as it lies in memory: `runs` of `run_words` words, the runs `inner` x
-// `outer`. Strides in bytes. Mirrors LAYOUT_FIELDS in block_copy_cupy.py.
+// A range of bytes in every block of a cache, as it lies in memory: `words` in runs of `run_words`, the runs `inner` x as
+// many as it takes. Strides and offset in bytes. Mirrors Layout.fields in block_copy_cupy.py.
 struct Layout {
-  long long offset, block_stride, run_words, inner, inner_stride, outer, outer_stride;
+  long long offset, block_stride, words, run_words, inner, inner_stride, outer_stride;
 };
 
-__device__ long long word_offset(const Layout& layout, unsigned word, int word_bytes) {
-  const unsigned run = layout.run_words, inner = layout.inner;
-  const unsigned which = word / run;
-  return layout.offset + static_cast<long long>(word - which * run) * word_bytes +
-         static_cast<long long>(which % inner) * layout.inner_stride +
-         static_cast<long long>(which / inner) * layout.outer_stride;
-}
+// Offset of each word; what a layout of a single run does not need is not loaded.
+struct WordOffsets {
+  long long offset, inner_stride, outer_stride;
+  unsigned words, run, inner;
+  int word_bytes;
+
+  __device__ WordOffsets(const Layout& layout, int word_bytes)
+      : offset(layout.offset), inner_stride(0), outer_stride(0), words(layout.words), run(layout.run_words), inner(1),
+        word_bytes(word_bytes) {
+    if (run == words) return;
+    inner = layout.inner, inner_stride = layout.inner_stride, outer_stride = layout.outer_stride;
+  }
+
+  __device__ long long operator()(unsigned word) const {
+    const unsigned which = word / run;
+    return offset + static_cast<long long>(word - which * run) * word_bytes +
+           static_cast<long long>(which % inner) * inner_stride + static_cast<long long>(which / inner) * outer_stride;
+  }
+};
 
 __device__ int next_but(int node, int root, const Node* nodes) {
   while (node == root) node = nodes[node].z;
@@ -124,30 +136,31 @@ template <typename Word>
 __global__ void copy_blocks(const long long* addresses, const Layout* layouts, const long long* pairs,
                             long long pair_stride, long long side_stride, const Node* nodes, int slices) {
   const int root = blockIdx.x / slices, slice = blockIdx.x % slices;
-  const int role = nodes[root].w;
+  Node links = nodes[root];
+  const int role = links.w;
   if (role == DEPENDENT) return;
 
-  const Layout layout = layouts[blockIdx.y];
+  const long long block_stride = layouts[blockIdx.y].block_stride;
+  const WordOffsets offsets(layouts[blockIdx.y], sizeof(Word));
   char* cache = reinterpret_cast<char*>(addresses[blockIdx.y]);
-  const unsigned words = layout.run_words * layout.inner * layout.outer;
   const unsigned first = static_cast<unsigned>(slice) * WORDS_PER_THREAD * blockDim.x + threadIdx.x;
   long long at[WORDS_PER_THREAD];
   bool valid[WORDS_PER_THREAD];
 #pragma unroll
   for (int i = 0; i < WORDS_PER_THREAD; ++i) {
     const unsigned word = first + i * blockDim.x;
-    valid[i] = word < words;
-    at[i] = valid[i] ? word_offset(layout, word, sizeof(Word)) : 0;
+    valid[i] = word < offsets.words;
+    at[i] = valid[i] ? offsets(word) : 0;
   }
 
   const auto load = [&](long long block, Word(&held)[WORDS_PER_THREAD]) {
-    const char* from = cache + block * layout.block_stride;
+    const char* from = cache + block * block_stride;
 #pragma unroll
     for (int i = 0; i < WORDS_PER_THREAD; ++i)
       if (valid[i]) held[i] = load_word<Word>(from + at[i]);
   };
   const auto store = [&](long long block, const Word(&held)[WORDS_PER_THREAD]) {
-    char* to = cache + block * layout.block_stride;
+    char* to = cache + block * block_stride;
 #pragma unroll
     for (int i = 0; i < WORDS_PER_THREAD; ++i)
       if (valid[i]) store_word<Word>(to + at[i], held[i]);
@@ -159,10 +172,9 @@ __global__ void copy_blocks(const long long* addresses, const Layout* layouts, c
   int node = root;
   bool entering = true;  // else all the children of `node` are done
   for (;;) {
-    const Node links = nodes[node];
     const int child = entering ? next_but(links.y, root, nodes) : -1;
     if (child >= 0) {
-      node = child;
+      node = child, links = nodes[node];
       continue;
     }
     const long long* pair = pairs + node * pair_stride;
@@ -177,5 +189,6 @@ __global__ void copy_blocks(const long long* addresses, const Layout* layouts, c
     const int sibling = next_but(links.z, root, nodes);
     entering = sibling >= 0;
     node = entering ? sibling : links.x;
+    links = nodes[node];
   }
 }

@@ -7,7 +7,7 @@ Launches: the plan (one program) and the copy. Two launches, since whether pairs
 device only.
 
 Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, no spills: copy_blocks<uint4> 64 registers, 8 programs of 128
-threads per SM, so 64 KB of loads in flight; 9 LDG.128, 8 STG.128; its 15 narrow loads are the pair, the plan and the
+threads per SM, so 64 KB of loads in flight; 11 LDG.128, 8 STG.128; its 14 narrow loads are the pair, the plan and the
 layout, one address for a whole program. plan_block_copy 32 / 32 / 40 registers.
 """
 
@@ -52,8 +52,8 @@ class Layout:
 
     def fields(self, word: int) -> list[int]:
         """As struct Layout in block_copy.cu."""
-        strides = (self.inner, self.inner_stride, self.outer, self.outer_stride)
-        return [self.offset, self.block_stride, self.run // word, *strides]
+        words = (self.nbytes // word, self.run // word)
+        return [self.offset, self.block_stride, *words, self.inner, self.inner_stride, self.outer_stride]
 
 
 def layouts_of(index: int, cache: Any) -> Iterator[Layout]:
