@@ -3,10 +3,10 @@
 // Two kernels hold the tiling, the tails and the stores, each written once; a format adds a struct with its decoding.
 //
 // `dequantize_columns`: formats packed in words across the rows of [k, n] (GPTQ: one int32 holds eight k of one n). The
-//   output is [k, n], whose transpose is the weight. A thread takes eight columns: 16-byte loads of words and scales,
-//   one int32 of zero points, and one 16-byte store per row of its word (two for float32). A warp's stores are 512
-//   contiguous bytes of a row. Each packed byte is read once, except scales and zero points, which come from the L2
-//   cache when other words share their group.
+//   output is [k, n], whose transpose is the weight. A thread takes eight columns and some rows of words: 16-byte loads
+//   of words and scales, one int32 of zero points, and one 16-byte store per row of its word (two for float32). A
+//   warp's stores are 512 contiguous bytes of a row. Each packed byte is read once, except the scales and zero points
+//   of a group that several programs share.
 //
 // `dequantize_blocks`: formats that are a sequence of small byte blocks, GGUF's. Blocks are 2-byte aligned at best
 // (Q8_0:
@@ -70,8 +70,8 @@ __device__ void store_run(Out* to, const float (&values)[RUN]) {
 
 // --- formats packed across rows ------------------------------------------------------------------------------------
 //
-// A format has WORD_ROWS, the rows of [k, n] that a word covers, and a constructor that loads eight columns of one
-// row of words; `row` decodes the eight columns of one of the word's rows. `arrays` are the packed arrays in the
+// A format has WORD_ROWS, the rows of [k, n] that a word covers. `fetch` starts to load eight columns of a row of
+// words, `take` makes that row the current one, and `row` decodes the eight columns of one of the word's rows. `arrays` are the packed arrays in the
 // order of the format's registration in dequant_cupy.py. WIDE is a template's: code that a program runs through once
 // should not be twice as long for the sake of arrays that cannot be loaded in wide words.
 
@@ -93,20 +93,29 @@ struct GptqV2 {
   static constexpr int WORD_ROWS = 8;
   Packed<int, WIDE> qweight, qzeros, g_idx;
   Packed<unsigned short, WIDE> scales;
-  int words[RUN], groups[WORD_ROWS];
+  int words[RUN], groups[WORD_ROWS], next_words[RUN], next_groups[WORD_ROWS];
   float scale[RUN], raised_zero[RUN];  // 2^23 + zero
   int loaded_group;
   long long column;
 
-  __device__ GptqV2(const Arrays& arrays, long long word_row, long long column)
+  __device__ GptqV2(const Arrays& arrays, long long column)
       : qweight(arrays.get<int, WIDE>(0)),
         qzeros(arrays.get<int, WIDE>(1)),
         g_idx(arrays.get<int, WIDE>(3)),
         scales(arrays.get<unsigned short, WIDE>(2)),
         loaded_group(-1),
-        column(column) {
-    qweight.load(word_row, column, words);
-    g_idx.load(0, word_row * WORD_ROWS, groups);
+        column(column) {}
+
+  __device__ void fetch(long long word_row) {
+    qweight.load(word_row, column, next_words);
+    g_idx.load(0, word_row * WORD_ROWS, next_groups);
+  }
+
+  __device__ void take() {
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) words[i] = next_words[i];
+#pragma unroll
+    for (int i = 0; i < WORD_ROWS; ++i) groups[i] = next_groups[i];
   }
 
   __device__ void row(int i, float (&values)[RUN]) {
@@ -133,24 +142,33 @@ struct GptqV2 {
   __device__ static unsigned raised_bits(unsigned small) { return 0x4B000000u | small; }
 };
 
-// One program: row of words blockIdx.x / column_tiles, and RUN columns per thread. out [k, columns], contiguous.
+// One program: `rows_each` of the `word_rows` rows of words, and RUN columns per thread; the next row of words is on its
+// way while one is decoded. out [k, columns], contiguous.
 template <typename Format, typename Out>
 __global__ void __launch_bounds__(128)
-dequantize_columns(Out* out, long long columns, int column_tiles, const void* data0, long long row0, long long column0,
-                   const void* data1, long long row1, long long column1, const void* data2, long long row2,
+dequantize_columns(Out* out, long long columns, int column_tiles, int word_rows, int rows_each, const void* data0,
+                   long long row0, long long column0, const void* data1, long long row1, long long column1, const void* data2, long long row2,
                    long long column2, const void* data3, long long row3, long long column3) {
   const Arrays arrays = {{data0, data1, data2, data3}, {row0, row1, row2, row3}, {column0, column1, column2, column3}};
-  const long long word_row = blockIdx.x / column_tiles;
-  const long long tile = blockIdx.x - word_row * column_tiles;
+  const int row_tile = blockIdx.x / column_tiles;
+  const long long tile = blockIdx.x - static_cast<long long>(row_tile) * column_tiles;
   const long long column = (tile * blockDim.x + threadIdx.x) * RUN;
   if (column >= columns) return;
 
-  Format format(arrays, word_row, column);
+  const int first = row_tile * rows_each, end = min(first + rows_each, word_rows);
+  Format format(arrays, column);
+  format.fetch(first);
+#pragma unroll 1
+  for (int word_row = first; word_row < end; ++word_row) {
+    format.take();
+    if (word_row + 1 < end) format.fetch(word_row + 1);
+    Out* to = out + static_cast<long long>(word_row) * Format::WORD_ROWS * columns + column;
 #pragma unroll
-  for (int i = 0; i < Format::WORD_ROWS; ++i) {
-    float values[RUN];
-    format.row(i, values);
-    store_run(out + (word_row * Format::WORD_ROWS + i) * columns + column, values);
+    for (int i = 0; i < Format::WORD_ROWS; ++i) {
+      float values[RUN];
+      format.row(i, values);
+      store_run(to + i * columns, values);
+    }
   }
 }
 
