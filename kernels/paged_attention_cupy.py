@@ -16,6 +16,7 @@ K and V come by LDGSTS.128 only, 15 of them; MmaWarp<half, 128> has 32 HMMA. Lla
 programs of 512 keys. The 22 narrow accesses are lengths, table entries, states, and the way for unaligned arrays.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,9 @@ HEAD_SIZES = range(32, 257)
 PROGRAMS = 512
 SPLIT = 512
 LEAST_SPLIT = 128
+# Scratch, written and read, of the bytes of K and V: at most this share as far as splits of up to SPLIT keys allow it, for
+# 12 query heads per KV head in a 16-bit cache.
+SCRATCH_SHARE = 0.05
 MAX_SPLITS = 64
 # The table's width allows for more items of work than there are. A program that finds none costs about a microsecond of
 # one of an SM's few places; this many programs are several for every place on any GPU.
@@ -85,11 +89,18 @@ def plan(
     row_tiles = ceil_div(problem.group, row_warps * rows)
     programs = problem.num_kv_heads * row_tiles
     tile = tile or min(MAX_TILE, TILE_BYTES // (2 * padded * dtype.itemsize))
-    split = split or min(SPLIT, max(LEAST_SPLIT, SPLIT // 8 * programs))
+    split = split or min(SPLIT, max(LEAST_SPLIT, SPLIT // 8 * programs, _least_split(problem, padded)))
     # Lengths are on the device: the block table's width is the bound on them that the host has.
     most = max(1, ceil_div(problem.block_table.shape[1] * problem.block_size, split))
     max_splits = min(most, max_splits or max(MAX_SPLITS, PROGRAMS // programs))
     return Plan(warp, rows, padded, row_warps, row_tiles, tile, split, max_splits)
+
+
+def _least_split(problem: Any, padded: int) -> int:
+    """Keys per split, a multiple of MAX_TILE, of whose bytes the scratch is SCRATCH_SHARE."""
+    scratch = problem.group * 2 * 4 * (padded + 2)
+    key = 2 * problem.head_size * np.dtype(problem.key_cache.dtype).itemsize
+    return ceil_div(math.ceil(scratch / (SCRATCH_SHARE * key)), MAX_TILE) * MAX_TILE
 
 
 def paged_attention(
