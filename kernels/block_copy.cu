@@ -82,8 +82,8 @@ plan_block_copy(const long long* pairs, long long pair_stride, long long side_st
   }
 }
 
-// A range of bytes in every block of a cache, as it lies in memory: `words` in runs of `run_words`, the runs `inner` x as
-// many as it takes. Strides and offset in bytes. Mirrors Layout.fields in block_copy_cupy.py.
+// A range of bytes in every block of a cache, as it lies in memory: `words` in runs of `run_words`, `inner` runs by as many
+// as it takes. Strides and offset in bytes. Mirrors Layout.fields in block_copy_cupy.py.
 struct Layout {
   long long offset, block_stride, words, run_words, inner, inner_stride, outer_stride;
 };

@@ -70,10 +70,10 @@ __device__ void store_run(Out* to, const float (&values)[RUN]) {
 
 // --- formats packed across rows ------------------------------------------------------------------------------------
 //
-// A format has WORD_ROWS, the rows of [k, n] that a word covers. `fetch` starts to load eight columns of a row of
-// words, `take` makes that row the current one, and `row` decodes the eight columns of one of the word's rows. `arrays` are the packed arrays in the
-// order of the format's registration in dequant_cupy.py. WIDE is a template's: code that a program runs through once
-// should not be twice as long for the sake of arrays that cannot be loaded in wide words.
+// A format has WORD_ROWS, the rows of [k, n] that a word covers. `fetch` starts to load eight columns of a row of words,
+// `take` makes that row the current one, and `row` decodes the eight columns of one of the word's rows. `arrays` are the
+// packed arrays in the order of the format's registration in dequant_cupy.py. WIDE is a template's: code that a program
+// runs through once should not be twice as long for the sake of arrays that cannot be loaded in wide words.
 
 struct Arrays {
   const void* data[4];
@@ -147,8 +147,9 @@ struct GptqV2 {
 template <typename Format, typename Out>
 __global__ void __launch_bounds__(128)
 dequantize_columns(Out* out, long long columns, int column_tiles, int word_rows, int rows_each, const void* data0,
-                   long long row0, long long column0, const void* data1, long long row1, long long column1, const void* data2, long long row2,
-                   long long column2, const void* data3, long long row3, long long column3) {
+                   long long row0, long long column0, const void* data1, long long row1, long long column1,
+                   const void* data2, long long row2, long long column2, const void* data3, long long row3,
+                   long long column3) {
   const Arrays arrays = {{data0, data1, data2, data3}, {row0, row1, row2, row3}, {column0, column1, column2, column3}};
   const int row_tile = blockIdx.x / column_tiles;
   const long long tile = blockIdx.x - static_cast<long long>(row_tile) * column_tiles;

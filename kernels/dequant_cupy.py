@@ -2,10 +2,10 @@
 
 A format is a struct in dequant.cu and a line in COLUMN_FORMATS or BLOCK_FORMATS.
 
-Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, float16 out, no spills: GPTQ 61 / 63 / 56 registers, 8 / 8 / 9 programs
-of 128 threads per SM, 32 KB of words in flight, 16 LDG.128 (two of words, two of g_idx, one of scales per change of group),
-8 STG.128, one 4-byte load of zero points per change of group. Q8_0 23 / 26 / 32 registers, 16 programs per SM, 68 KB in
-flight; one 1-byte load, of a last tile's odd bytes.
+Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, float16 out, no spills: GPTQ 61 / 63 / 56 registers, 8 / 8 / 9
+programs of 128 threads per SM, 32 KB of words in flight, 16 LDG.128 (two of words and two of g_idx per row
+of words, one of scales per change of group), 8 STG.128, one 4-byte load of zero points per change of group. Q8_0
+23 / 26 / 32 registers, 16 programs per SM, 68 KB in flight; one 1-byte load, of a last tile's odd bytes.
 """
 
 from dataclasses import dataclass
