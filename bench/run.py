@@ -118,7 +118,7 @@ def _traffic_cell(traffic: Traffic | None) -> str:
 def _codegen_cells(recording: Recording | None) -> tuple[str, ...]:
     if recording is None or not recording.launches:
         return ("n/a",) * 5 if recording is None or not recording.error else ("error",) * 5
-    stats = max((launch.stats for launch in recording.launches), key=lambda stats: stats.instructions)
+    stats = max(recording.launches, key=lambda launch: launch.programs * launch.threads).stats
     matrix = "+".join(f"{count} {name}" for name, count in stats.matrix.items()) or "-"
     spills = sum(launch.stats.spills for launch in recording.launches)
     return (str(stats.registers), str(spills), str(stats.instructions), str(stats.narrow_accesses), matrix)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-OPS = ("paged_attention", "copy_blocks", "dequantize")
+OPS = ("paged_attention", "copy_blocks", "swap_blocks", "write_kv", "gather_kv", "dequantize")
 OPTIONAL = ("as_strided", "empty", "variants", "contract", "to_pinned")
 ENTRY_POINTS = "pagebench.providers"  # where installed packages register theirs
 OURS = {
@@ -27,14 +27,17 @@ OURS = {
 class Provider(Protocol):
     """What every provider has. Ops are methods named as in OPS; each takes a problem with device arrays.
 
-    paged_attention(problem, **variant) -> (out, lse or None); copy_blocks(problem, **variant) -> None, in place on
-    `problem.caches`; dequantize(problem, **variant) -> weight. Optional:
+    paged_attention(problem, **variant) -> (out, lse or None); copy_blocks, swap_blocks and write_kv(problem, **variant)
+    -> None, in place on the problem's arrays; gather_kv(problem, **variant) -> (key, value); dequantize(problem,
+    **variant) -> weight. Optional:
 
     - as_strided(base, dtype, shape, strides, offset): a view of `base`, a device array that `to_device` made of uint8
       [nbytes]; dtype a NumPy dtype, strides and offset in elements of it.
     - empty(shape, dtype): an uninitialised device array; a provider that takes its outputs and scratch from
       `self.empty` has them poisoned and fenced by the checks.
     - variants(problem) -> list of keyword dicts: the same op under other splits, tiles, warps.
+    - to_pinned(array): the array in host memory that the device can reach, for the host's side of swap_blocks; without
+      it that is a device array too.
     - contract(format) -> rounding contract of its dequantisation of `format`.
     """
 
@@ -134,6 +137,8 @@ def _from_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))  # its neighbours are importable, as a script's are
     try:
         spec.loader.exec_module(module)
     except BaseException:
