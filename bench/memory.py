@@ -27,7 +27,7 @@ from bench.memory_tables import (
 from bench.request_trace import Trace, read_trace, synthetic_trace
 from bench.trace_replay import Result, Server, replay
 from pagebench.reference.kv_blocks import KV_FORMATS, token_bytes
-from pagebench.reference.kv_blocks_batching import DEVICES, WEIGHT_FORMATS, Device, kv_memory
+from pagebench.reference.kv_blocks_batching import DEVICES, WEIGHT_FORMATS, Device, kv_memory, weight_bytes
 from pagebench.reference.model_config import read_config
 from pagebench.reference.models import MODELS, Model
 from pagebench.reference.validation import require
@@ -53,7 +53,8 @@ def layouts(
         made["naive exact, best"] = lambda: NaiveLayout(num_slots, num_slots, reserve="exact", fit="best")
         made["naive pow2"] = lambda: NaiveLayout(num_slots, num_slots, reserve="pow2")
     for sharing in (False, True) if share else (False,):
-        for block_size in block_sizes if not sharing else [wide for wide in block_sizes if wide >= 16][:1]:
+        fitting = [block_size for block_size in block_sizes if block_size <= num_slots]
+        for block_size in fitting if not sharing else [wide for wide in fitting if wide >= 16][:1]:
             made[f"paged {block_size}" + " shared" * sharing] = (
                 lambda block_size=block_size, sharing=sharing: PagedLayout(num_slots, block_size, share=sharing)  # type: ignore[misc]  # bound now
             )
@@ -132,13 +133,15 @@ def report(options: argparse.Namespace) -> None:
     max_lens, block_sizes = options.max_len or MAX_LENS, options.block_size or BLOCK_SIZES
     memory = kv_memory(model, device, weights, options.utilization)
     slot_bytes = token_bytes(model, cache)
-    require(memory >= slot_bytes, "gpu_memory", f"hold the {options.weights} weights and a token", size(device.memory))
+    rule = f"hold {size(weight_bytes(model, weights))} of weights and a token in {options.utilization:.0%} of it"
+    require(memory >= slot_bytes, "gpu_memory", rule, size(device.memory))
     server = Server(memory // slot_bytes, options.prefill_rate, options.step_time, options.max_running)
     made = layouts(
         server.num_slots, max_lens, block_sizes, fragmentation=options.fragmentation, share=trace.has_content
     )
     mean_len = max(1, round(sum(request.total_tokens for request in trace.requests) / len(trace.requests)))
     block = 16 if 16 in block_sizes else block_sizes[0]
+    require(made, "gpu_memory", "hold a block or a reservation", f"{server.num_slots} slots")
 
     print(
         f"{model.name}: {model.parameters():,} parameters, {model.num_layers} layers, KV of a token {size(slot_bytes)}"

@@ -312,7 +312,7 @@ def test_the_command_prints_tables_and_writes_figures(tmp_path: Path, capsys: py
     [
         (["--model", "no-such-model"], "model must be a config.json or one of llama-2-7b"),
         (["--gpu-memory", "80 apples"], "argument --gpu-memory"),
-        (["--gpu-memory", "8GiB"], "gpu_memory must hold the fp16 weights and a token, got '8 GiB'"),
+        (["--gpu-memory", "8GiB"], "gpu_memory must hold 24.24 GiB of weights and a token in 90% of it, got '8 GiB'"),
         (["--trace", "no-such-file.csv"], "path must name a file"),
         (["--step-time", "0"], "step_time must be positive"),
         (["--utilization", "2"], r"utilization must be in \(0, 1\]"),
