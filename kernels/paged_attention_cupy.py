@@ -38,8 +38,8 @@ HEAD_SIZES = range(32, 257)
 PROGRAMS = 512
 SPLIT = 512
 LEAST_SPLIT = 128
-# Scratch, written and read, over the bytes of K and V: at most this, as far as splits of SPLIT keys allow it, which is up
-# to 12 query heads per KV head in a 16-bit cache.
+# Scratch, written and read, over the bytes of K and V: at most this, as far as splits of SPLIT keys allow it, which is
+# up to 12 query heads per KV head in a 16-bit cache.
 SCRATCH_SHARE = 0.05
 MAX_SPLITS = 64
 # The table's width allows for more items of work than there are. A program that finds none costs about a microsecond of
