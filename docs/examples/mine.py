@@ -9,7 +9,7 @@ class Mine(TorchArrays):
     def rejects(self, problem):  # reject, or be right
         if problem.op != "paged_attention" or problem.key_cache.dtype != problem.query.dtype:
             return "attention over an unquantised cache only"
-        extras = [name for name in ("window", "soft_cap", "alibi_slopes", "sinks") if getattr(problem, name) is not None]
+        extras = [f for f in ("window", "soft_cap", "alibi_slopes", "sinks") if getattr(problem, f) is not None]
         one_row_each = (problem.query_start[1:] - problem.query_start[:-1] == 1).all()
         return None if one_row_each and not extras else "plain decode only"
 
