@@ -36,10 +36,11 @@ from pagebench.reference.problem import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 1800
+KV_HEADS = 8  # at most; launchers cut a sequence up further where there are few heads to make programs of
 PAIRS, CACHES = 16, 4
 OUTPUT_FEATURES = 1024
 SCALES = {
-    "paged_attention": "batch 1, 1 KV head",
+    "paged_attention": f"batch 1, at most {KV_HEADS} KV heads",
     "copy_blocks": f"{PAIRS} pairs, {CACHES} caches",
     "dequantize": f"{OUTPUT_FEATURES} output features",
 }
@@ -89,16 +90,16 @@ def scaled(name: str) -> Problem:
     return rule(problem)
 
 
-def _one_kv_head(problem: PagedAttention) -> Problem:
-    """The first sequence and the query heads of the first KV head, its blocks scattered over a cache of its own."""
+def _one_sequence(problem: PagedAttention) -> Problem:
+    """The first sequence and the query heads of the first KV heads, its blocks scattered over a cache of its own."""
     rng = np.random.default_rng(0)
-    rows, group = problem.query_rows(0), problem.group
+    rows, heads = problem.query_rows(0), min(KV_HEADS, problem.num_kv_heads)
     width = problem.block_table.shape[1]
-    shape = (2, width, problem.block_size, 1, problem.head_size)
+    shape = (2, width, problem.block_size, heads, problem.head_size)
     cache = random_floats(rng, shape, problem.key_cache.dtype)
     return dataclasses.replace(
         problem,
-        query=problem.query[rows, :group].copy(),
+        query=problem.query[rows, : heads * problem.group].copy(),
         key_cache=cache[0],
         value_cache=cache[1],
         block_table=rng.permutation(width).astype(INT32)[None],
@@ -125,7 +126,7 @@ def _few_outputs(problem: Dequantize) -> Problem:
 
 
 _RULES: dict[str, Callable[[Any], Problem]] = {
-    "paged_attention": _one_kv_head,
+    "paged_attention": _one_sequence,
     "copy_blocks": _few_caches,
     "dequantize": _few_outputs,
 }
