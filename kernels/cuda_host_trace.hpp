@@ -14,6 +14,7 @@
 // thread's next synchronisation, at the latest, by the bytes that changed since the load; one that stores the value
 // that was there is not seen.
 #pragma once
+#include <csignal>
 #include <unordered_map>
 
 #include "cuda_host_memory.hpp"
@@ -50,6 +51,15 @@ struct Page {
   }
 };
 
+// Set while the recorder may be within malloc: the time limit, a signal, then waits, lest it leave malloc's lock taken.
+static volatile sig_atomic_t unstoppable;
+
+struct Unstoppable {
+  const sig_atomic_t before = unstoppable;
+  Unstoppable() { unstoppable = 1; }
+  ~Unstoppable() { unstoppable = before; }
+};
+
 class LaunchRecorder {
  public:
   uint32_t thread = 0;  // the one that runs
@@ -72,6 +82,7 @@ class LaunchRecorder {
   }
 
   void begin_block(uint64_t number, int threads) {
+    const Unstoppable section;
     block_epoch_ = next_epoch();
     block_epochs_.push_back(block_epoch_);
     block_numbers_.push_back(number);
@@ -87,12 +98,14 @@ class LaunchRecorder {
   }
 
   void barrier(int warps) {
+    const Unstoppable section;
     report_unwritten();
     next_epoch();
     for (int w = 0; w < warps; ++w) converge(w);
   }
 
   void converge(int warp) {
+    const Unstoppable section;
     if (trace_->traffic != nullptr) requests_.converge(warp);
   }
 
@@ -110,10 +123,11 @@ class LaunchRecorder {
   }
 
   void access(uintptr_t p, size_t size, Access access, const void* pc, const Span& span) {
+    const Unstoppable section;
     const int site = site_number(pc);
     check_and_note(p, size, access, pc, site, span.owner);
     if (access == kLoad) {
-      if (span.writable) note_load(p, size, pc, span);
+      note_load(p, size, pc, span);
     } else {
       note_write(p, size);
     }
@@ -121,8 +135,10 @@ class LaunchRecorder {
 
   // Bytes that changed since this thread loaded them, by stores that g++ does not report.
   void find_unreported_stores() {
+    const Unstoppable section;
     for (const Load& load : loads_) {
       if (memcmp(load.value, reinterpret_cast<const void*>(load.p), load.size) == 0 || written(load.p, load.size)) continue;
+      if (!load.writable) fail(kReadOnly, load.p, load.size, kStore, load.pc);
       const auto* store_pc = static_cast<const char*>(load.pc) - 1;  // within the call: no other access has this address
       check_and_note(load.p, load.size, kStore, store_pc, site_number(store_pc), load.owner);
     }
@@ -131,11 +147,13 @@ class LaunchRecorder {
 
   // The newest store was the issue of a cp.async, which lands later.
   const void* copy_issued(uintptr_t shared) {
+    const Unstoppable section;
     if (races_) each_owners(shared, 16, [&](Owners& o, uintptr_t) { o.in_flight = thread + 1; });
     return sites_[last_site_];
   }
 
   void copy_landed(uintptr_t shared, const void* pc) {
+    const Unstoppable section;
     if (!races_ && !uninitialised_) return;
     const Note note = now(site_number(pc));
     each_owners(shared, 16, [&](Owners& o, uintptr_t) {
@@ -151,6 +169,7 @@ class LaunchRecorder {
     size_t size;
     const void* pc;
     int owner;
+    bool writable;
     char value[16];
   };
   struct Write {
@@ -336,7 +355,7 @@ class LaunchRecorder {
   void note_load(uintptr_t p, size_t size, const void* pc, const Span& span) {
     if (size > sizeof(Load::value)) return;  // copies of larger structs
     if (loads_.size() == kMaxLoads) find_unreported_stores();
-    loads_.push_back({p, size, pc, span.owner, {}});
+    loads_.push_back({p, size, pc, span.owner, span.writable, {}});
     memcpy(loads_.back().value, reinterpret_cast<const void*>(p), size);
   }
 

@@ -4,7 +4,8 @@
 // A request is what the lanes of a warp do at the k-th execution of one instruction since the warp last converged. It
 // converges where all its live lanes meet: at a barrier, at a warp-wide operation, at the end. (Between those points the
 // fibers of a warp run one after another, so which lanes a GPU would run together is not known; those that went the same
-// way as often are taken to.) A byte that several lanes ask for in a request counts once.
+// way as often are taken to.) A byte that several lanes ask for in a request counts once. A block with more than
+// kMostOpen requests between such points (a thread that spins) has them counted as they stand.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -29,6 +30,7 @@ class RequestCounter {
       touched_.emplace_back(static_cast<uint64_t*>(calloc(words, 8)));  // fresh pages: untouched ones cost nothing
     }
     for (Warp& warp : warps_) warp.clear();
+    open_ = 0;
   }
 
   void add(int thread, int site, int owner, Access access, uintptr_t p, size_t size) {
@@ -37,6 +39,7 @@ class RequestCounter {
     const size_t visit = s.visits[thread % 32]++;
     if (visit == 0 && s.requests.empty()) warp.active.push_back(site);
     if (visit >= s.requests.size()) {
+      if (++open_ > kMostOpen) return count_open(thread, site, owner, access, p, size);
       s.requests.push_back({p, p + size, kNone, kNone, owner, access});
       return;
     }
@@ -64,6 +67,7 @@ class RequestCounter {
       Site& s = *warp.sites[site];
       for (const Request& first : s.requests)
         for (const Request* r = &first; r != nullptr; r = r->next == kNone ? nullptr : &warp.more[r->next]) count(warp, *r);
+      open_ -= s.requests.size();
       s.requests.clear();
       memset(s.visits, 0, sizeof s.visits);
     }
@@ -73,6 +77,7 @@ class RequestCounter {
  private:
   static constexpr uintptr_t kSector = 32;
   static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr size_t kMostOpen = 4 << 20;
 
   struct Request {  // [lo, hi) and the runs that do not touch it
     uintptr_t lo, hi;
@@ -104,6 +109,12 @@ class RequestCounter {
     void operator()(uint64_t* p) const { free(p); }
   };
 
+  void count_open(int thread, int site, int owner, Access access, uintptr_t p, size_t size) {
+    for (int w = 0; w < kMaxThreads / 32; ++w) converge(w);
+    open_ = 0;
+    add(thread, site, owner, access, p, size);
+  }
+
   void count(const Warp& warp, const Request& r) {
     Traffic& total = totals_[r.owner];
     uint64_t bytes = 0, sectors = 0;
@@ -131,6 +142,7 @@ class RequestCounter {
   // How many of these sectors of a buffer were untouched.
   uint64_t touch(int owner, uintptr_t first, uintptr_t last) {
     uint64_t* bits = touched_[owner].get();
+    if (bits == nullptr) return 0;  // no address space for them
     uint64_t fresh = 0;
     for (uintptr_t i = first - first_sector_[owner]; i <= last - first_sector_[owner]; ++i) {
       const uint64_t bit = 1ull << (i % 64);
@@ -141,6 +153,7 @@ class RequestCounter {
   }
 
   Traffic* totals_ = nullptr;
+  size_t open_ = 0;
   std::vector<std::unique_ptr<uint64_t, Free>> touched_;  // a bit for each sector of a buffer
   std::vector<uintptr_t> first_sector_;
   Warp warps_[kMaxThreads / 32];

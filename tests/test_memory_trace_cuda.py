@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pagebench.kernels import cuda_host, launch_buffers
-from pagebench.kernels.cuda_host import MemoryFault, RawModule, threads_in_reverse
+from pagebench.kernels.cuda_host import KernelTimeout, MemoryFault, RawModule, threads_in_reverse
 from pagebench.kernels.cuda_host_source import expand
 from pagebench.kernels.cupy_provider import CupyProvider
 from pagebench.kernels.devices import gpu_present
@@ -26,7 +26,7 @@ SAMPLES = Path(__file__).parent / "cuda_samples"
 KERNELS = Path(launch_buffers.__file__).parent
 OPTIONS = ("-std=c++17", f"-I{KERNELS}", f"-I{SAMPLES}")
 NAMES = ("tree_sum", "fill", "reverse", "staged", "exchange", "chain", "shift", "row_sums", "strided", "constants",
-         "add_by_cas", "touch")  # fmt: skip
+         "add_by_cas", "touch", "spin", "increment")  # fmt: skip
 
 pytestmark = pytest.mark.skipif(gpu_present(), reason="kernels are compiled here: a GPU is present")
 
@@ -301,6 +301,21 @@ def test_nothing_is_looked_for_that_was_not_asked(machine: Machine) -> None:
     with trace(machine.provider, traffic=False) as launches:
         machine.launch("tree_sum", 4, 64, x, sums, total, machine.fault("kNone"))
     assert launches[0].requested_bytes == 0
+
+
+def test_a_thread_that_spins_ends_at_the_time_limit(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_host, "time_limit_s", 0.3)
+    with pytest.raises(KernelTimeout):
+        machine.traced("spin", 1, 1, np.zeros(1, np.int32))
+    tree_sum(machine)
+
+
+def test_an_unreported_store_to_a_read_only_array(machine: Machine) -> None:
+    x = np.zeros(32, np.int32)
+    assert machine.traced("increment", 1, 32, x).buffers["x"].stored_bytes == 128
+    x.flags.writeable = False
+    with pytest.raises(MemoryFault, match=r"store of 4 bytes, buffer 'x' at element 0 of 32.*read-only"):
+        machine.traced("increment", 1, 32, x)
 
 
 # ---- Bounds: the view's own elements, on every launch

@@ -128,3 +128,12 @@ __global__ void touch(float* view, float* other, long long i, int store) {
   if (store) view[i] = 1;
   else other[0] = view[i];
 }
+
+// Waits for what no thread of a launch here will do.
+__global__ void spin(const volatile int* flag) {
+  while (flag[threadIdx.x] == 0) {
+  }
+}
+
+// The store to `x` follows a load of the same address.
+__global__ void increment(int* x) { x[threadIdx.x] += 1; }
