@@ -1,63 +1,25 @@
 # ruff: noqa: N803  # a kernel's constexpr parameters are capitals, as everywhere in Triton
-"""The memory trace: exact byte counts, and every kind of planted fault named exactly."""
+"""The memory trace of Triton kernels, and its parts; `test_memory_trace_cuda` has the same of CUDA C++."""
 
-import dataclasses
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from planted_kernels import planted
+from traced_problems import decode, run
 
 from pagebench.kernels.providers import load_provider
 
-PROVIDERS = {name: load_provider(name) for name in ("triton", "cupy")}
+PROVIDERS = {"triton": load_provider("triton")}
 
 import torch  # noqa: E402  # triton must not be imported before it is activated, and torch may import it
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from pagebench.kernels import memory_trace, triton_memory  # noqa: E402
+from pagebench.kernels import triton_memory  # noqa: E402
 from pagebench.kernels.launch_buffers import Buffer, MemoryFault, StridedView, buffers_of  # noqa: E402
 from pagebench.kernels.memory_trace import RaceError, UninitialisedReadError, ratio, trace  # noqa: E402
 from pagebench.kernels.memory_trace_races import Access, ByteOwners  # noqa: E402
-from pagebench.reference.block_copy import CopyBlocks  # noqa: E402
-from pagebench.reference.dtypes import FLOAT16, INT32  # noqa: E402
-from pagebench.reference.paged_attention import PagedAttention  # noqa: E402
-
-BACKENDS = list(PROVIDERS)
-
-
-def decode(lens: list[int], *, head_size: int = 32, block_size: int = 16) -> PagedAttention:
-    """One query head per sequence, K and V halves of one tensor, blocks in no order."""
-    rng = np.random.default_rng(0)
-    width = max(-(-n // block_size) for n in lens)
-    cache = rng.standard_normal((len(lens) * width, 2, block_size, 1, head_size)).astype(FLOAT16)
-    return PagedAttention(
-        query=rng.standard_normal((len(lens), 1, head_size)).astype(FLOAT16),
-        key_cache=cache[:, 0],
-        value_cache=cache[:, 1],
-        block_table=rng.permutation(len(lens) * width).astype(INT32).reshape(len(lens), width),
-        seq_lens=np.array(lens, INT32),
-        query_start=np.arange(len(lens) + 1, dtype=INT32),
-        scale=head_size**-0.5,
-    )
-
-
-def run(provider: Any, problem: Any, **options: Any) -> list[memory_trace.LaunchTrace]:
-    placed = problem.on(provider)
-    with trace(provider, **options) as launches:
-        getattr(provider, problem.op)(placed, **SMALL.get((provider.name, problem.op), {}))
-    return launches
-
-
-# Splits and tiles that little problems have several of.
-SMALL = {
-    ("triton", "paged_attention"): {"split": 32, "tile": 16},
-    ("cupy", "paged_attention"): {"split": 32, "tile": 16},
-}
-
+from pagebench.properties import profile, traced  # noqa: E402
 
 # --- bytes and sectors
 
@@ -129,178 +91,7 @@ def test_traces_do_not_nest_and_ratio_needs_a_launch() -> None:
         ratio(launches, decode([20]))
 
 
-# --- planted faults: what is replaced in a copy of the kernel, and what must be said
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    op: str
-    old: str
-    new: str
-    buffer: str
-    kernel: str
-    index: int = 0  # of the element that is named
-
-
-# Two splits of one sequence write their partial results to one place.
-RACES = {
-    "triton": Fault(
-        "paged_attention",
-        "part = result * num_splits + split_index",
-        "part = result * num_splits",
-        "part_sum",
-        "attend_kernel",
-    ),
-    "cupy": Fault(
-        "paged_attention",
-        "num_heads + head) * max_splits + split;",
-        "num_heads + head) * max_splits;",
-        "partials",
-        "paged_attention",
-    ),
-}
-# Every pair is copied by a program of its own, also where another pair writes what it reads.
-READ_RACES = {
-    "triton": Fault(
-        "copy_blocks",
-        "return (parent == num_pairs) | (ancestor == pair)",
-        "return pair >= 0",
-        "table[0]",
-        "copy_kernel",
-    ),
-    "cupy": Fault("copy_blocks", "if (role == DEPENDENT) return;", "", "addresses[0]", "copy_blocks"),
-}
-# The shorter of two sequences has a split less, and its state is read all the same.
-UNWRITTEN = {
-    "triton": Fault(
-        "paged_attention", "live = part < splits", "live = part < num_splits", "part_max", "combine_kernel", 2
-    ),
-    "cupy": Fault(
-        "paged_attention",
-        "const int count = sequences.splits(seq).count;",
-        "const int count = max_splits;",
-        "states",
-        "reduce_splits",
-        4,
-    ),
-}
-# The stride of blocks as if K were not every second block of a tensor that holds V too.
-GAPS = {
-    "triton": Fault(
-        "copy_blocks",
-        "held = tl.load(tile_of_block_0 + src * block_stride, mask=inside)",
-        "held = tl.load(tile_of_block_0 + src * (block_stride // 2), mask=inside)",
-        "table[0]",
-        "copy_kernel",
-        64,
-    ),
-    "cupy": Fault(
-        "copy_blocks",
-        "const char* from = cache + block * block_stride;",
-        "const char* from = cache + block * (block_stride / 2);",
-        "addresses[0]",
-        "copy_blocks",
-        64,
-    ),
-}
-_STAGE_KEY = "stage_piece(key_tile(index) + at, exist ? key_piece + slot.x : keys.data, keys.stride, exist, vector);"
-# Keys are read twice.
-TWICE = {
-    "triton": Fault(
-        "paged_attention",
-        "k = tl.load(k_d[None, :]",
-        "k = tl.load(k_d[None, :] + ((block * ks0 + slot * ks1) * KV_VECTOR)[:, None], mask=key_d, other=0.0)\n"
-        "            k = tl.load(k_d[None, :]",
-        "key_cache",
-        "attend_kernel",
-    ),
-    "cupy": Fault("paged_attention", _STAGE_KEY, 2 * _STAGE_KEY, "keys", "paged_attention"),
-}
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_programs_that_write_one_byte_are_named(backend: str, tmp_path: Path) -> None:
-    fault = RACES[backend]
-    provider = planted(backend, fault.op, fault.old, fault.new, tmp_path)
-    with pytest.raises(RaceError) as caught:
-        run(provider, decode([64]))
-    race = caught.value
-    assert (race.kernel.split("<")[0], race.buffer, race.index) == (fault.kernel, fault.buffer, fault.index)
-    assert (race.first.kind, race.second.kind) == ("store", "store")
-    assert {race.first.program, race.second.program} == {(0, 0, 0), (1, 0, 0)}
-    for access in (race.first, race.second):
-        assert re.match(r"\S+:\d+: .*store", access.line), access.line
-        assert access.line in str(race)
-
-
-def chain() -> CopyBlocks:
-    """Block 0 to 1 and 1 to 2, as if at once."""
-    cache = np.arange(4 * 64, dtype=np.int16).reshape(4, 64)
-    return CopyBlocks((cache,), np.array([[0, 1], [1, 2]], np.int64))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_program_that_reads_what_another_writes_is_named(backend: str, tmp_path: Path) -> None:
-    fault = READ_RACES[backend]
-    provider = planted(backend, fault.op, fault.old, fault.new, tmp_path)
-    with pytest.raises(RaceError) as caught:
-        run(provider, chain())
-    race = caught.value
-    assert (race.kernel.split("<")[0], race.buffer) == (fault.kernel, fault.buffer)
-    assert 64 <= race.index < 128  # block 1
-    assert {race.first.kind, race.second.kind} == {"load", "store"}
-    assert race.first.program != race.second.program
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_read_of_scratch_that_nobody_wrote_is_named(backend: str, tmp_path: Path) -> None:
-    fault = UNWRITTEN[backend]
-    provider = planted(backend, fault.op, fault.old, fault.new, tmp_path)
-    with pytest.raises(UninitialisedReadError) as caught:
-        run(provider, decode([40, 64, 96]))
-    read = caught.value
-    assert (read.kernel.split("<")[0], read.buffer, read.kind) == (fault.kernel, fault.buffer, "load")
-    assert read.index == fault.index  # sequence 0 has two splits, and this is of the third
-    assert read.program == (0, 0, 0)
-    assert re.match(r"\S+:\d+: \S", read.line), read.line
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_read_between_the_elements_of_a_view_is_named_without_a_trace(backend: str, tmp_path: Path) -> None:
-    fault = GAPS[backend]
-    provider = planted(backend, fault.op, fault.old, fault.new, tmp_path)
-    cache = np.zeros((4, 2, 64), np.int16)
-    problem = CopyBlocks((cache[:, 0],), np.array([[1, 2]], np.int64))
-    with pytest.raises(MemoryFault, match="between the elements of a view of shape") as caught:
-        provider.copy_blocks(problem.on(provider))
-    assert (caught.value.kernel.split("<")[0], caught.value.kind, caught.value.index) == (
-        fault.kernel,
-        "load",
-        fault.index,
-    )
-    assert caught.value.buffer is not None
-    assert caught.value.buffer.name == fault.buffer
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_read_of_the_keys_is_counted(backend: str, tmp_path: Path) -> None:
-    fault, problem = TWICE[backend], decode([64])
-    once = run(PROVIDERS[backend], problem)[0].buffers[fault.buffer]
-    provider = planted(backend, fault.op, fault.old, fault.new, tmp_path)
-    launches = run(provider, problem, races=False)  # copies to one place at once are a race in CUDA
-    twice = launches[0].buffers[fault.buffer]
-    assert (once.loaded_bytes, twice.loaded_bytes) == (once.nbytes, 2 * once.nbytes)
-    assert twice.sectors == once.sectors
-    assert 1.3 < ratio(launches, problem) - ratio(run(PROVIDERS[backend], problem), problem) + 1 < 1.5
-
-
 # --- own kernels
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("problem", [decode([0, 1, 37, 100]), chain()], ids=lambda p: p.op)
-def test_our_kernels_neither_race_nor_read_what_nobody_wrote(backend: str, problem: Any) -> None:
-    assert run(PROVIDERS[backend], problem)
 
 
 @triton.jit
@@ -375,25 +166,26 @@ def test_an_address_that_wraps_is_reported() -> None:
     assert launches[0].buffers["x"].sectors == 1
 
 
-@pytest.mark.parametrize(
-    ("overflow", "error", "match"), [(False, MemoryFault, "_cache' at element -21"), (True, Exception, "overflow")]
-)
-def test_a_block_offset_in_32_bits_is_reported(overflow: bool, error: Any, match: str, tmp_path: Path) -> None:
-    old = "block = tl.load(table + (position // block_size).to(tl.int64) * ts1, mask=live, other=0).to(tl.int64)"
-    provider = planted("triton", "paged_attention", old, old.removesuffix(".to(tl.int64)"), tmp_path)
-    problem = decode([64])
-    placed = problem.on(provider)
-    last = 2**31 // (16 * 32) + 64  # blocks; an offset of one in this range does not fit int32
-    for name in ("key_cache", "value_cache"):
-        # 4 GiB, never touched; not aligned, so that strides are in single elements
-        base = provider.empty((1 + (last + 4) * 16 * 32,), FLOAT16)
-        object.__setattr__(placed, name, base[1:].view(last + 4, 16, 1, 32))
-    placed.block_table.add_(last)
-    with pytest.raises(error, match=match), trace(provider, overflow=overflow):
-        provider.paged_attention(placed, split=32, tile=16)
-    right = PROVIDERS["triton"]
-    with trace(right, overflow=overflow):
-        right.paged_attention(placed, split=32, tile=16)
+# --- which property runs are traced
+
+
+def test_a_share_of_the_problems_is_traced_and_all_in_the_deep_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [decode([n, 1 + n // 3]) for n in range(1, 101)]
+    share = [traced.chosen(problem) for problem in problems]
+    assert 10 <= sum(share) <= 40
+    assert share == [traced.chosen(problem) for problem in problems]
+    monkeypatch.setattr(profile, "active", profile.PROFILES["deep"])
+    assert all(traced.chosen(problem) for problem in problems)
+
+
+def test_a_property_run_reports_what_its_trace_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "_found", False)
+    monkeypatch.setattr(traced, "SHARE", 1)
+    counter, y = torch.zeros(1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(RaceError), traced.traced(PROVIDERS["triton"], decode([1])):
+        count_kernel[(3,)](counter, y, ATOMIC=False, RESET=False)
+    monkeypatch.setattr(traced, "SHARE", 10**12)
+    assert traced.chosen(decode([1]))  # so that what was found can be shrunk
 
 
 # --- the parts, against the plainest thing that does the same
