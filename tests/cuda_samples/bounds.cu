@@ -1,5 +1,5 @@
 // Accesses in and around an array, of several widths. Compiled for a host run, and by g++ as it is with AddressSanitizer:
-// both must say the same of each (tests/test_memory_trace_cuda.py).
+// both must say the same of each (tests/test_cuda_host_bounds.py).
 template <typename T>
 __device__ void touch_one(char* array, long long offset, int store, int* out) {
   volatile T* const at = reinterpret_cast<volatile T*>(array + offset);

@@ -137,3 +137,27 @@ __global__ void spin(const volatile int* flag) {
 
 // The store to `x` follows a load of the same address.
 __global__ void increment(int* x) { x[threadIdx.x] += 1; }
+
+// Thread by thread and step by step what `ops` [steps, blocks, threads] says: 16 * place + Operation.
+enum Operation { kNothing, kLoadShared, kStoreShared, kAtomicShared, kLoadGlobal, kStoreGlobal, kAtomicGlobal, kBarrier,
+                 kSyncWarp, kSyncHalf };
+__global__ void script(const int* ops, int steps, int* memory, int* out) {
+  __shared__ int box[4];
+  const int t = threadIdx.x;
+  int sum = 0;
+  for (int i = 0; i < steps; ++i) {
+    const int op = ops[(i * gridDim.x + blockIdx.x) * blockDim.x + t], place = op / 16;
+    switch (op % 16) {
+      case kLoadShared: sum += box[place]; break;
+      case kStoreShared: box[place] = i; break;
+      case kAtomicShared: atomicAdd(&box[place], 1); break;
+      case kLoadGlobal: sum += memory[place]; break;
+      case kStoreGlobal: memory[place] = i; break;
+      case kAtomicGlobal: atomicAdd(&memory[place], 1); break;
+      case kBarrier: __syncthreads(); break;
+      case kSyncWarp: __syncwarp(); break;
+      case kSyncHalf: __syncwarp(t % 32 < 16 ? 0x0000FFFFu : 0xFFFF0000u); break;
+    }
+  }
+  out[blockIdx.x * blockDim.x + t] = sum;
+}
