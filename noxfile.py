@@ -21,6 +21,7 @@ CUDA_WITHOUT_GPU = [
 ORACLES = [
     "libgguf", "gfloat", "bitsandbytes", "compressed-tensors", "torchao", "transformers", "optimum-quanto",
 ]  # fmt: skip
+DRAWING = ["matplotlib", "tqdm"]
 BENCH = ["asv", "asv_runner", "scipy", "packaging", "virtualenv"]
 
 
@@ -54,7 +55,7 @@ def python(session: nox.Session, *arguments: str, **environment: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the whole test suite: properties of both providers and tests of the harness, in minutes and without a GPU."""
-    install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH)
+    install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH, *DRAWING)
     workers = str(min(os.cpu_count() or 1, 4))
     python(session, "-m", "pytest", "-n", workers, "--allowed-skips", "tests/allowed_skips.toml", *session.posargs)
 
@@ -99,6 +100,20 @@ def compat(session: nox.Session) -> None:
     """Compile every kernel with Triton 3.6, the oldest supported; nothing runs."""
     install(session, *TESTING, "numpy<2.4", triton="triton==3.6.0")
     python(session, "-m", "bench.codegen_table", "--provider", "triton", *session.posargs)
+
+
+@nox.session
+def memory(session: nox.Session) -> None:
+    """KV memory of a model on a GPU: -- --model llama-2-13b --gpu-memory 80GiB [--trace FILE] [--help]."""
+    install(session, *TESTING, *DRAWING)
+    python(session, "-m", "bench.memory", *session.posargs)
+
+
+@nox.session
+def figures(session: nox.Session) -> None:
+    """Draw docs/figures from the computations."""
+    install(session, *TESTING, *DRAWING)
+    python(session, "-m", "bench.figures", *session.posargs)
 
 
 @nox.session
