@@ -41,7 +41,7 @@ class CupyProvider(CupyArrays):
         return found
 
     def contract(self, format: str) -> str:
-        return dequant_cupy.CONTRACT
+        return dequant_cupy.contract(format)
 
     def paged_attention(self, problem: Any, **variant: Any) -> tuple[Any, Any]:
         return paged_attention_cupy.paged_attention(self, problem, **variant)

@@ -7,13 +7,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pagebench.kernels import block_copy_cupy, dequant_cupy, paged_attention_cupy
+from pagebench.kernels import block_copy_cupy, paged_attention_cupy
 from pagebench.kernels.cupy_launch import Device, aligned16
 from pagebench.kernels.cupy_provider import CupyProvider, provider
 from pagebench.reference import error_bounds
 from pagebench.reference.block_copy import CopyBlocks, copy_blocks_
-from pagebench.reference.dequant import Dequantize, dequantize
-from pagebench.reference.dequant_formats import FORMATS
 from pagebench.reference.paged_attention import PagedAttention, paged_attention
 from pagebench.reference.placement import place
 
@@ -272,53 +270,6 @@ def test_one_cut_keeps_wide_words_for_a_block_with_a_tail():
     main, tail = block_copy_cupy.layouts_of(0, caches_of_all_kinds(2)[3])
     assert (main.run, main.word(0)) == (4096, 16)
     assert (tail.offset, tail.run, tail.word(0)) == (4096, 1, 1)
-
-
-# --- dequantisation
-
-
-def packed_problem(format, dtype, seed=0):
-    """Random bits: NaN, infinite and subnormal scales among them."""
-    rng = np.random.default_rng(seed)
-
-    def bits(*shape, dtype=np.uint8):
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return rng.integers(0, 256, size, dtype=np.uint8).view(dtype).reshape(shape)
-
-    n, k = (264, 40) if format == "gptq_v2" else (5, 320)
-    if format == "q8_0":
-        row = k // 32 * 34
-        blocks = {
-            0: bits(n, row),
-            1: bits(n, row + 1)[:, :-1],
-            2: bits(n, row * 2)[:, ::2],
-            3: bits(n, row + 12)[:, :-12],
-        }
-        return Dequantize(format, {"blocks": blocks[seed]}, (n, k), None, np.dtype(dtype), "exact")
-    scales = bits(2, 2 * n, dtype=np.float16 if seed % 2 == 0 else BFLOAT16)
-    words = bits(k // 8, 2 * n, dtype=np.int32)
-    packed = {
-        "qweight": words[:, ::2] if seed > 1 else words[:, :n],
-        "qzeros": bits(2, n // 8, dtype=np.int32),
-        "scales": scales[:, ::2] if seed > 1 else np.ascontiguousarray(scales[:, :n]),
-        "g_idx": rng.integers(0, 2, k).astype(np.int32) if seed else (np.arange(k) // 32).astype(np.int32),
-    }
-    return Dequantize(format, packed, (n, k), 32, np.dtype(dtype), "exact")
-
-
-@pytest.mark.parametrize("format", ["gptq_v2", "q8_0"])
-@pytest.mark.parametrize(("dtype", "seed"), [(np.float16, 0), (np.float16, 2), (BFLOAT16, 1), (np.float32, 3)])
-def test_dequantisation_is_exact_to_the_bit(format, dtype, seed):
-    problem = packed_problem(format, dtype, seed)
-    for variant in provider.variants(problem):
-        placed = place(problem, POISONED)
-        weight = POISONED.to_host(POISONED.dequantize(placed.problem, **variant))
-        placed.check_fences()
-        error_bounds.assert_same_bits("weight", np.ascontiguousarray(weight), dequantize(problem))
-
-
-def test_only_formats_of_the_reference_are_registered():
-    assert {*dequant_cupy.COLUMN_FORMATS, *dequant_cupy.BLOCK_FORMATS} <= set(FORMATS)
 
 
 # --- arrays

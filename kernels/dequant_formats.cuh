@@ -1,0 +1,218 @@
+// The formats whose bytes run along the rows of the weight: FP8, INT8, pack-quantized, MXFP4, NVFP4, NF4 and FP4. GGUF's
+// are in dequant_gguf.cuh, those packed across rows in dequant_columns.cuh.
+//
+// A format is a struct with `first_byte` and `last_byte`, where the weights from a column on begin and those before a
+// column end in the bytes of a row, and `decode`: one run of eight weights as float32. `tile` holds staged bytes, those of
+// weights from a column on, `first` counts weights from there; `row` and `column` are the run's place in the weight.
+// Columns of a run beyond the row's end may decode to anything, and read no memory of their own.
+#pragma once
+
+#include "dequant_common.cuh"
+
+namespace pb {
+
+// ELEMENTS weights in BYTES bytes, the next ones right behind them.
+template <int ELEMENTS, int BYTES>
+struct Dense {
+  Params p;
+  __device__ long long first_byte(long long row, long long column) const { return column / ELEMENTS * BYTES; }
+  __device__ long long last_byte(long long row, long long column) const {
+    return (column * BYTES + ELEMENTS - 1) / ELEMENTS;
+  }
+};
+
+// The first column of a run's scales, and how many of its columns share them with it.
+struct Group {
+  long long index;
+  int left;
+
+  __device__ Group(const Params& p, long long column) {
+    const unsigned at = static_cast<unsigned>(column), size = static_cast<unsigned>(p.group);
+    index = at / size;
+    left = static_cast<int>(size - at % size);
+  }
+};
+
+// e4m3fn and e5m2 are the upper bits of a half: with three bits of significand moved to its ten, e4m3fn's exponent is too
+// small by 8. Subnormals come out right, as half subnormals; NaN of e4m3fn would be 480.
+__device__ __forceinline__ float e4m3(unsigned byte) {
+  const unsigned short bits = static_cast<unsigned short>((byte & 0x80) << 8 | (byte & 0x7F) << 7);
+  const float value = __fmul_rn(to_float(bit_cast<__half>(bits)), 256.0f);
+  return (byte & 0x7F) == 0x7F ? kNan : value;
+}
+__device__ __forceinline__ float e5m2(unsigned byte) {
+  return to_float(bit_cast<__half>(static_cast<unsigned short>(byte << 8)));
+}
+
+// e2m1 set into a float's exponent and significand is 2^126 too small; its subnormal, 0.5, is one there too.
+__device__ __forceinline__ float e2m1(unsigned nibble) {
+  return __fmul_rn(__uint_as_float((nibble & 7) << 22 | (nibble & 8) << 28), 0x1p126f);
+}
+
+// 2^(e - 127); 255 is NaN, and 2^-127 a subnormal.
+__device__ __forceinline__ float e8m0(unsigned byte) {
+  if (byte == 255) return kNan;
+  return __uint_as_float(byte == 0 ? 0x00400000u : byte << 23);
+}
+
+// weight uint8 [n, k], scale float32. number * scale. mode: 1 for e5m2.
+struct Fp8 : Dense<1, 1> {
+  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+    unsigned bytes[2];
+    tile.read(first, bytes);
+    const Group group(p, column);  // 128 columns: no run is in two
+    const float scale = p.arrays.at<float>(0, row >> p.row_shift, group.index);
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+      const unsigned byte = byte_of(bytes, i);
+      values[i] = __fmul_rn(p.mode ? e5m2(byte) : e4m3(byte), scale);
+    }
+  }
+};
+
+// scale * (q - zero), where values hold 2^23 + q + `bias` and `zero` gives a zero point.
+template <typename Zero>
+__device__ __forceinline__ void affine(const Params& p, long long row, long long column, int bias, bool to_odd,
+                                       float (&values)[RUN], Zero zero) {
+  const Group group(p, column);
+  const auto weight = [&](float scale, float raised_zero, float raised_q) {
+    const float q = __fsub_rn(raised_q, raised_zero);
+    return to_odd ? multiply_to_odd(scale, q) : __fmul_rn(scale, q);
+  };
+  float scale = p.arrays.number(0, row, group.index, p.scale_kind), raised_zero = raised(zero(group.index) + bias);
+  if (group.left >= RUN) {
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) values[i] = weight(scale, raised_zero, values[i]);
+    return;
+  }
+  const unsigned last = static_cast<unsigned>(p.k - 1);
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) {
+    const unsigned index = min(static_cast<unsigned>(column) + i, last) / static_cast<unsigned>(p.group);
+    scale = p.arrays.number(0, row, index, p.scale_kind), raised_zero = raised(zero(index) + bias);
+    values[i] = weight(scale, raised_zero, values[i]);
+  }
+}
+
+// weight int8 [n, k], scale float32, zero_point int8 like it or absent. mode: 1 with zero points, 2 to round to odd.
+struct Int8 : Dense<1, 1> {
+  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+    unsigned bytes[2];
+    tile.read(first, bytes);
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) values[i] = raised_byte(bytes[i / 4] ^ 0x80808080u, i % 4);  // q + 128
+    affine(p, row, column, 128, p.mode & 2, values,
+           [&](long long group) { return p.mode & 1 ? p.arrays.at<signed char>(1, row, group) : 0; });
+  }
+};
+
+// weight_packed int32 [n, words], weight_scale, weight_zero_point packed along n or absent. mode: bits of a field, + 16
+// with zero points, + 32 to round to odd.
+struct PackQuantized {
+  Params p;
+  __device__ int bits() const { return p.mode & 15; }
+  __device__ long long first_byte(long long row, long long column) const { return column / 8 * bits(); }
+  __device__ long long last_byte(long long row, long long column) const { return (column * bits() + 7) / 8; }
+
+  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+    unsigned words[2];
+    tile.read(first / 8 * bits(), words);
+    const unsigned mask = (1u << bits()) - 1;
+    unsigned long long string = static_cast<unsigned long long>(words[1]) << 32 | words[0];
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+      values[i] = raised(static_cast<unsigned>(string) & mask);
+      string >>= bits();
+    }
+    affine(p, row, column, 0, p.mode & 32, values, [&](long long group) { return zero(row, group); });
+  }
+
+  __device__ int zero(long long row, long long group) const {
+    if (!(p.mode & 16)) return 1 << (bits() - 1);
+    const long long bit = row * bits();
+    const int shift = static_cast<int>(bit & 31);
+    unsigned field = static_cast<unsigned>(p.arrays.at<int>(1, bit >> 5, group)) >> shift;
+    if (shift + bits() > 32) field |= static_cast<unsigned>(p.arrays.at<int>(1, (bit >> 5) + 1, group)) << (32 - shift);
+    return static_cast<int>(field & ((1u << bits()) - 1));
+  }
+};
+
+// blocks uint8 [n, k/32, 16], scales uint8 [n, k/32]. number * scale, exact.
+struct Mxfp4 : Dense<2, 1> {
+  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+    const unsigned word = tile.word(first / 2);
+    const float scale = e8m0(p.arrays.at<unsigned char>(0, row, column / 32));
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) values[i] = __fmul_rn(e2m1(word >> 4 * i & 15), scale);
+  }
+};
+
+// weight_packed uint8 [n, k/2], weight_scale e4m3 [n, k/16], global_scale float32. (number * scale) * global, the first
+// product exact. mode: 1 to divide, 2 for swizzled scales, 4 for number * (scale * global).
+struct Nvfp4 : Dense<2, 1> {
+  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+    const unsigned word = tile.word(first / 2);
+    const float common = p.arrays.at<float>(1, 0, 0);
+    const float stored = e4m3(block_scale(row, column / 16));
+    const float scale = p.mode & 4 ? together(stored, common) : stored;
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+      values[i] = __fmul_rn(e2m1(word >> 4 * i & 15), scale);
+      if (!(p.mode & 4)) values[i] = together(values[i], common);
+    }
+  }
+  __device__ float together(float value, float common) const {
+    return p.mode & 1 ? __fdiv_rn(value, common) : __fmul_rn(value, common);
+  }
+  // Swizzled: tiles of 128 rows by 4 blocks, each 32 x 16 bytes with the rows r, r + 32, r + 64, r + 96 side by side.
+  __device__ unsigned block_scale(long long row, long long block) const {
+    if (!(p.mode & 2)) return p.arrays.at<unsigned char>(0, row, block);
+    const long long tiles = (p.k + 63) / 64;
+    const long long place =
+        (row / 128 * tiles + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
+    return p.arrays.at<unsigned char>(0, place / (4 * tiles), place % (4 * tiles));
+  }
+};
+
+__device__ const float kBits4Codes[32] = {
+    // NF4, QLoRA appendix E
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+    // bitsandbytes' FP4
+    0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, -0.0f, -0.0625f / 12, -8.0f / 12, -1.0f,
+    -4.0f / 12, -0.5f, -2.0f / 12, -0.25f};
+
+// packed uint8 [ceil(n*k/2)], the first weight in the high nibble, and absmax float32 [blocks] of 2^group weights of the
+// flat weight; nested: absmax_q uint8 [blocks], absmax2 [ceil(blocks/256)], offset, code2 [256]. table[code] * absmax.
+// mode: 1 for FP4, 2 for nested.
+struct Bits4 {
+  Params p;
+  __device__ long long first_byte(long long row, long long column) const { return (row * p.k + column) / 2; }
+  __device__ long long last_byte(long long row, long long column) const { return (row * p.k + column + 1) / 2; }
+
+  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+    const long long flat = row * p.k + column;
+    const int nibble = first + static_cast<int>((flat - first) & 1);  // within the tile, which begins with a whole byte
+    unsigned words[2];
+    tile.read(nibble / 2, words);
+    const float* table = kBits4Codes + (p.mode & 1) * 16;
+    long long block = flat >> p.group;
+    float scale = absmax(block);
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+      if (flat + i >> p.group != block && column + i < p.k) scale = absmax(block = flat + i >> p.group);
+      const int at = (nibble & 1) + i;
+      const unsigned byte = words[0] >> 8 * (at / 2 % 4) & 255;  // at most 4 bytes and a half
+      const unsigned last = at == RUN ? words[1] & 255 : byte;
+      values[i] = __fmul_rn(table[at % 2 ? last & 15 : last >> 4], scale);
+    }
+  }
+  __device__ float absmax(long long block) const {
+    if (!(p.mode & 2)) return p.arrays.at<float>(0, 0, block);
+    const float code = p.arrays.at<float>(3, 0, p.arrays.at<unsigned char>(0, 0, block));
+    return __fadd_rn(__fmul_rn(code, p.arrays.at<float>(1, 0, block >> 8)), p.arrays.at<float>(2, 0, 0));
+  }
+};
+
+}  // namespace pb
