@@ -30,6 +30,7 @@ _RUNTIME_SOURCES = (
     "cuda_host_launch.hpp",
     "cuda_host_memory.hpp",
     "cuda_host_sanitizer.hpp",
+    "cuda_host_owners.hpp",
     "cuda_host_scheduler.hpp",
     "cuda_host_trace.hpp",
     "cuda_host_traffic.hpp",

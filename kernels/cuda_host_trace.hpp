@@ -15,41 +15,12 @@
 // that was there is not seen.
 #pragma once
 #include <csignal>
-#include <unordered_map>
 
 #include "cuda_host_memory.hpp"
+#include "cuda_host_owners.hpp"
 #include "cuda_host_traffic.hpp"
 
 namespace cuda_host {
-
-// An access as the bytes it touched remember it, packed into 8 bytes; 0 is none. Epochs count barriers and blocks through
-// the launch, from 1; clocks the __syncwarps of a lane within a block, up to kLastClock, from which on all are ordered.
-struct Note {
-  uint64_t epoch : 28, clock : 13, thread : 10, site : 13;
-};
-constexpr int kLastClock = (1 << 13) - 1, kMaxSites = 1 << 13, kMaxEpochs = 1 << 28;
-
-// What was noted of a byte, or of some that were only ever touched together. Two readers, and two that changed it
-// atomically, are enough: any other thread that comes differs from one of them.
-struct Owners {
-  Note store, reads[2], atomics[2];
-  uint32_t in_flight;  // thread + 1 of a cp.async
-};
-
-// The owners of 4 KiB. A granule is the largest power of two, up to 16, that every access so far was whole multiples of.
-struct Page {
-  uintptr_t base;
-  int shift = 4;
-  std::vector<Owners> owners = std::vector<Owners>(kBytes >> 4);
-  static constexpr uintptr_t kBytes = 4096;
-
-  void refine(int to) {
-    std::vector<Owners> finer(kBytes >> to);
-    for (size_t i = 0; i < finer.size(); ++i) finer[i] = owners[i >> (shift - to)];
-    owners.swap(finer);
-    shift = to;
-  }
-};
 
 // Set while the recorder may be within malloc: the time limit, a signal, then waits, lest it leave malloc's lock taken.
 static volatile sig_atomic_t unstoppable;
@@ -71,7 +42,6 @@ class LaunchRecorder {
     epoch_ = block_epoch_ = 0;
     unwritten_.kind = kNone;
     block_epochs_.clear(), block_numbers_.clear(), pages_.clear();
-    for (auto& page : recent_) page = nullptr;
     sites_.assign(1, nullptr);
     if (site_of_.empty()) site_of_.resize(memory.module_hi - memory.module_lo);
     for (const void* pc : noted_) site_of_[offset(pc)] = 0;
@@ -148,7 +118,7 @@ class LaunchRecorder {
   // The newest store was the issue of a cp.async, which lands later.
   const void* copy_issued(uintptr_t shared) {
     const Unstoppable section;
-    if (races_) each_owners(shared, 16, [&](Owners& o, uintptr_t) { o.in_flight = thread + 1; });
+    if (races_) pages_.each(shared, 16, [&](Owners& o, uintptr_t) { o.in_flight = thread + 1; });
     return sites_[last_site_];
   }
 
@@ -156,7 +126,7 @@ class LaunchRecorder {
     const Unstoppable section;
     if (!races_ && !uninitialised_) return;
     const Note note = now(site_number(pc));
-    each_owners(shared, 16, [&](Owners& o, uintptr_t) {
+    pages_.each(shared, 16, [&](Owners& o, uintptr_t) {
       if (o.in_flight == thread + 1) o.in_flight = 0;
       o.store = note;
     });
@@ -198,7 +168,7 @@ class LaunchRecorder {
   void check_and_note(uintptr_t p, size_t size, Access access, const void* pc, int site, int owner) {
     if (uninitialised_ && owner >= 0) check_written(p, size, access, pc, owner);
     if (owner == kSharedMemory ? races_ || uninitialised_ : races_)
-      each_owners(p, size, [&](Owners& o, uintptr_t at) {
+      pages_.each(p, size, [&](Owners& o, uintptr_t at) {
         if (owner == kSharedMemory) {
           if (races_) check_in_flight(o, at, size, access, pc);
           if (uninitialised_ && reads(access) && !written_in_block(o)) note_unwritten(at, size, access, pc);
@@ -256,26 +226,6 @@ class LaunchRecorder {
   }
 
   // --- races
-
-  template <class Visit>
-  void each_owners(uintptr_t p, size_t size, Visit visit) {
-    while (size > 0) {
-      Page& page = page_of(p);
-      const size_t here = std::min<size_t>(size, page.base + Page::kBytes - p);
-      if (((p | here) & ((1u << page.shift) - 1)) != 0) page.refine(__builtin_ctzl(p | here));
-      for (uintptr_t at = p; at < p + here; at += 1u << page.shift) visit(page.owners[(at - page.base) >> page.shift], at);
-      p += here, size -= here;
-    }
-  }
-
-  Page& page_of(uintptr_t p) {
-    const uintptr_t base = p / Page::kBytes * Page::kBytes;
-    Page*& recent = recent_[p / Page::kBytes % kNumRecentPages];
-    if (recent != nullptr && recent->base == base) return *recent;
-    std::unique_ptr<Page>& page = pages_[base];
-    if (!page) page = std::make_unique<Page>(), page->base = base;
-    return *(recent = page.get());
-  }
 
   Note now(int site) const {
     Note note;
@@ -371,7 +321,7 @@ class LaunchRecorder {
     return false;
   }
 
-  static constexpr size_t kNumRecentPages = 64, kMaxLoads = 4096;
+  static constexpr size_t kMaxLoads = 4096;
 
   const Launch* traced_ = nullptr;
   const Trace* trace_ = nullptr;
@@ -380,8 +330,7 @@ class LaunchRecorder {
   uint32_t epoch_ = 0, block_epoch_ = 0;
   std::vector<uint32_t> block_epochs_;   // the first epoch of each block, in the order in which they ran
   std::vector<uint64_t> block_numbers_;  // and its number
-  std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  Page* recent_[kNumRecentPages] = {};
+  Pages pages_;
   std::vector<uint16_t> site_of_;  // for each byte of the module
   std::vector<const void*> sites_, noted_;
   int last_site_ = 0;
