@@ -38,6 +38,7 @@ class Device:
         self.on_gpu = raw_module is None and gpu_present()
         self.uses_host_compiler = raw_module is None and not self.on_gpu
         self._raw_module = raw_module
+        self._swap_stream: Any = None
         self._kernels: dict[tuple[str, str], Any] = {}
         self._remembered: OrderedDict[tuple[int, ...], tuple[list[weakref.ref[Any]], Any]] = OrderedDict()
 
@@ -95,6 +96,26 @@ class Device:
         room = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
         return room[start : start + nbytes].view(dtype).reshape(shape)
+
+    def to_pinned(self, array: np.ndarray) -> np.ndarray:
+        """A contiguous copy in host memory that the GPU's copy engines can reach; any host memory off a GPU."""
+        if not self.on_gpu or not array.size:
+            copy: np.ndarray = array.copy() if self.on_gpu else self.to_device(array)
+            return copy
+        import cupy
+
+        memory = cupy.cuda.alloc_pinned_memory(array.nbytes)
+        pinned = np.frombuffer(memory, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
+        pinned[...] = array
+        return pinned
+
+    def swap_stream(self) -> Any:
+        """The stream that transfers between host and device run on."""
+        import cupy
+
+        if self._swap_stream is None:
+            self._swap_stream = cupy.cuda.Stream(non_blocking=True)
+        return self._swap_stream
 
     def as_strided(self, base: Any, dtype: Any, shape: Sequence[int], strides: Sequence[int], offset: int) -> Any:
         """A view of `base`, a device array of uint8; strides and offset in elements of `dtype`."""

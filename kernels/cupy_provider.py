@@ -3,12 +3,22 @@
 import importlib.util
 from typing import Any
 
-from pagebench.kernels import block_copy_cupy, dequant_cupy, paged_attention_cupy
+from pagebench.kernels import (
+    block_copy_cupy,
+    block_copy_gather_cupy,
+    block_copy_swap_cupy,
+    block_copy_write_cupy,
+    dequant_cupy,
+    paged_attention_cupy,
+)
 from pagebench.kernels.cupy_arrays import CupyArrays
 
 _OPS: dict[str, Any] = {
     "paged_attention": paged_attention_cupy,
     "copy_blocks": block_copy_cupy,
+    "swap_blocks": block_copy_swap_cupy,
+    "write_kv": block_copy_write_cupy,
+    "gather_kv": block_copy_gather_cupy,
     "dequantize": dequant_cupy,
 }
 
@@ -48,6 +58,15 @@ class CupyProvider(CupyArrays):
 
     def copy_blocks(self, problem: Any, **variant: Any) -> None:
         block_copy_cupy.copy_blocks(self, problem, **variant)
+
+    def swap_blocks(self, problem: Any) -> None:
+        block_copy_swap_cupy.swap_blocks(self, problem)
+
+    def write_kv(self, problem: Any, **variant: Any) -> None:
+        block_copy_write_cupy.write_kv(self, problem, **variant)
+
+    def gather_kv(self, problem: Any, **variant: Any) -> tuple[Any, Any]:
+        return block_copy_gather_cupy.gather_kv(self, problem, **variant)
 
     def dequantize(self, problem: Any, **variant: Any) -> Any:
         return dequant_cupy.dequantize(self, problem, **variant)

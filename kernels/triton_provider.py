@@ -9,15 +9,27 @@ from typing import Any
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from pagebench.kernels import block_copy_triton, dequant_triton, paged_attention_triton
+from pagebench.kernels import (
+    block_copy_gather_triton,
+    block_copy_swap_triton,
+    block_copy_triton,
+    block_copy_write_triton,
+    dequant_triton,
+    paged_attention_triton,
+)
 from pagebench.kernels.torch_arrays import TorchArrays
-from pagebench.reference.block_copy import CopyBlocks
+from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
+from pagebench.reference.block_copy_gather import GatherKV
+from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import Dequantize, default_contract
 from pagebench.reference.paged_attention import PagedAttention
 
 _KERNELS: dict[type, Any] = {
     PagedAttention: paged_attention_triton,
     CopyBlocks: block_copy_triton,
+    SwapBlocks: block_copy_swap_triton,
+    WriteKV: block_copy_write_triton,
+    GatherKV: block_copy_gather_triton,
     Dequantize: dequant_triton,
 }
 
@@ -57,6 +69,15 @@ class TritonProvider(TorchArrays):
 
     def copy_blocks(self, problem: CopyBlocks, **variant: Any) -> None:
         block_copy_triton.copy_blocks(problem, **variant)
+
+    def swap_blocks(self, problem: SwapBlocks) -> None:
+        block_copy_swap_triton.swap_blocks(problem)
+
+    def write_kv(self, problem: WriteKV, **variant: Any) -> None:
+        block_copy_write_triton.write_kv(problem, **variant)
+
+    def gather_kv(self, problem: GatherKV, **variant: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return block_copy_gather_triton.gather_kv(problem, self.empty, **variant)
 
     def dequantize(self, problem: Dequantize, **variant: Any) -> torch.Tensor:
         return dequant_triton.dequantize(problem, self.empty, **variant)

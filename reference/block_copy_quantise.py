@@ -32,7 +32,7 @@ def quantise(rows: Array, scale: Any, dtype: np.dtype[Any]) -> Array:
     """
     low, high = (np.float32(limit) for limit in LIMITS[dtype])
     with np.errstate(all="ignore"):
-        quotient = rows.astype(FLOAT32)
+        quotient: Array = rows.astype(FLOAT32)
         if scale is not None:
             quotient = quotient / np.asarray(scale, FLOAT32)
         clipped = np.clip(quotient, low, high)
