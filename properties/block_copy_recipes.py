@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pagebench.reference.block_copy import CopyBlocks
+from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
 from pagebench.reference.dtypes import (
     BFLOAT16,
     FLOAT8_E4M3FN,
@@ -55,6 +55,61 @@ class CopyRecipe:
         rng = np.random.default_rng(self.seed)
         caches = [view for cache in self.caches for view in _views(*cache, self.num_blocks, rng)]
         return CopyBlocks(tuple(caches), _pairs(self.pairs, self.num_blocks, self.count, rng))
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRecipe:
+    """`caches` are (dtype, trailing shape, layout of the source, of the target); pairs as in CopyRecipe, between pools.
+
+    adjacent: the pairs come sorted with neighbours next to each other, as an allocator hands them out.
+    """
+
+    caches: tuple[tuple[str, tuple[int, ...], str, str], ...] = (("float16", (2, 4), "contiguous", "contiguous"),)
+    num_src: int = 4
+    num_dst: int = 5
+    count: int = 3
+    adjacent: bool = False
+    direction: str = "out"
+    seed: int = 0
+
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "dtype": CopyRecipe.AXES["dtype"],
+        "shape": CopyRecipe.AXES["shape"],
+        "src_layout": CopyRecipe.AXES["layout"],
+        "dst_layout": CopyRecipe.AXES["layout"],
+        "direction": ("out", "in"),
+    }
+
+    @classmethod
+    def sample(
+        cls,
+        dtype: str = "float16",
+        shape: Any = (2, 4),
+        src_layout: str = "contiguous",
+        dst_layout: str = "contiguous",
+        direction: str = "out",
+    ) -> "SwapRecipe":
+        """A small recipe with these values of AXES, for asking a provider what it supports."""
+        return cls(caches=((dtype, shape, src_layout, dst_layout),), direction=direction)
+
+    def build(self) -> SwapBlocks:
+        """The problem, every byte of both pools random; a layout `halves` on either side makes it two caches."""
+        rng = np.random.default_rng(self.seed)
+        sources, targets = list[Array](), list[Array]()
+        for dtype, shape, src_layout, dst_layout in self.caches:
+            twice = "halves" in (src_layout, dst_layout)
+            for pool, layout, blocks in ((sources, src_layout, self.num_src), (targets, dst_layout, self.num_dst)):
+                for _ in range(2 if twice and layout != "halves" else 1):
+                    pool += _views(dtype, shape, layout, blocks, rng)
+        count = min(self.count, self.num_src, self.num_dst)
+        if self.adjacent:
+            first = rng.integers(0, [self.num_src - count + 1, self.num_dst - count + 1])
+            pairs = first + np.arange(count)[:, None]
+        else:
+            src = rng.integers(0, max(self.num_src, 1), count)
+            pairs = np.stack([src, rng.permutation(self.num_dst)[:count]], axis=1)
+        direction: Any = self.direction
+        return SwapBlocks(tuple(sources), tuple(targets), pairs.astype(INT64).reshape(-1, 2), direction)
 
 
 def _views(dtype: str, shape: tuple[int, ...], layout: str, blocks: int, rng: np.random.Generator) -> list[Array]:

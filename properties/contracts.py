@@ -14,7 +14,9 @@ from pagebench.properties import poison
 from pagebench.properties.runs import NotExercised, Run, run
 from pagebench.reference import dequant, error_bounds
 from pagebench.reference import paged_attention as attention
-from pagebench.reference.block_copy import CopyBlocks, copy_blocks
+from pagebench.reference.block_copy import CopyBlocks, SwapBlocks, copy_blocks, swap_blocks
+from pagebench.reference.block_copy_gather import GatherKV, gather_kv
+from pagebench.reference.block_copy_write import WriteKV, write_kv
 from pagebench.reference.dequant import Dequantize
 from pagebench.reference.dtypes import FLOAT32, Array
 from pagebench.reference.paged_attention import PagedAttention
@@ -86,6 +88,15 @@ def expectation(problem: Problem) -> Callable[[Run], Missing]:
     if isinstance(problem, CopyBlocks):
         caches = copy_blocks(problem)
         return lambda done: _compare_bits(done, {f"caches[{i}]": cache for i, cache in enumerate(caches)})
+    if isinstance(problem, SwapBlocks):
+        caches = swap_blocks(problem)
+        return lambda done: _compare_bits(done, {f"dst_caches[{i}]": cache for i, cache in enumerate(caches)})
+    if isinstance(problem, WriteKV):
+        written = write_kv(problem)
+        return lambda done: _compare_bits(done, written)
+    if isinstance(problem, GatherKV):
+        dense = dict(zip(("key", "value"), gather_kv(problem), strict=True))
+        return lambda done: _compare_bits(done, dense)
     if isinstance(problem, Dequantize):
         weight = dequant.dequantize(problem)
         return lambda done: _compare_bits(done, {"weight": weight})

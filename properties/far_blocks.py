@@ -8,45 +8,32 @@ from typing import Any
 import numpy as np
 
 from pagebench.properties.contracts import Missing, expectation, require_supported
-from pagebench.properties.runs import NotExercised, Run
-from pagebench.reference.block_copy import CopyBlocks
-from pagebench.reference.paged_attention import PagedAttention
+from pagebench.properties.runs import NotExercised, Run, results_of
 from pagebench.reference.placement import place
+from pagebench.reference.problem import Problem
 
 STRIDE = 2**30 + 2**12  # elements from block to block: block 2 begins beyond 2^31
 
 
-def check_far_blocks(
-    provider: Any, problem: PagedAttention | CopyBlocks, *, variant: dict[str, Any] | None = None
-) -> Missing:
+def check_far_blocks(provider: Any, problem: Problem, *, variant: dict[str, Any] | None = None) -> Missing:
     """The result is right when block i of each cache lies STRIDE * i elements into its memory.
 
-    Needs contiguous caches of at least 3 blocks, and device arrays that take `view[...] = array`, as those of NumPy,
-    PyTorch and CuPy do.
+    problem: of any op over paged caches but SwapBlocks. Needs contiguous caches of at least 3 blocks, and device arrays
+    that take `view[...] = array`, as those of NumPy, PyTorch and CuPy do.
     """
     require_supported(provider, problem)
     for name in ("as_strided", "empty"):
         if not callable(getattr(provider, name, None)):
             raise NotExercised(f"blocks beyond 2^31 elements: the provider has no {name}")
-    placed = place(problem, provider).problem
-    if isinstance(problem, PagedAttention):
-        caches = (problem.key_cache, problem.value_cache)
-        far = _far(provider, caches)
-        for name, cache in zip(("key_cache", "value_cache"), far, strict=True):
-            object.__setattr__(placed, name, cache)  # a device problem is not validated
-        out, lse = provider.paged_attention(placed, **(variant or {}))
-        provider.synchronize()
-        results = {
-            "out": np.array(provider.to_host(out)),
-            "lse": None if lse is None else np.array(provider.to_host(lse)),
-        }
-    else:
-        far = _far(provider, problem.caches)
-        object.__setattr__(placed, "caches", far)
-        provider.copy_blocks(placed, **(variant or {}))
-        provider.synchronize()
-        results = {f"caches[{i}]": np.array(provider.to_host(cache)) for i, cache in enumerate(far)}
-    return expectation(problem)(Run(results, ()))
+    placed = place(problem, provider)
+    fields = ("caches",) if hasattr(problem, "caches") else ("key_cache", "value_cache")
+    caches = problem.caches if hasattr(problem, "caches") else tuple(getattr(problem, name) for name in fields)
+    far = _far(provider, caches)
+    for name, value in zip(fields, (far,) if fields == ("caches",) else far, strict=True):
+        object.__setattr__(placed.problem, name, value)  # a device problem is not validated
+    returned = getattr(provider, problem.op)(placed.problem, **(variant or {}))
+    provider.synchronize()
+    return expectation(problem)(Run(results_of(provider, problem, placed, returned), ()))
 
 
 def _far(provider: Any, caches: tuple[Any, ...]) -> tuple[Any, ...]:

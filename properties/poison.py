@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pagebench.properties.host_arrays import copy_of, member
-from pagebench.reference.block_copy import CopyBlocks
+from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
+from pagebench.reference.block_copy_gather import GatherKV
+from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import Dequantize
 from pagebench.reference.dtypes import Array
 from pagebench.reference.paged_attention import PagedAttention
@@ -49,6 +51,12 @@ def live_elements(problem: Problem, name: str) -> Any:
     """Index of the elements of array `name` that may influence the result."""
     if isinstance(problem, PagedAttention):
         return _live_in_attention(problem, name)
+    if isinstance(problem, SwapBlocks) and name.startswith("src_caches"):
+        return np.unique(problem.pairs[:, 0])
+    if isinstance(problem, WriteKV) and name in ("key", "value"):
+        return problem.rows()
+    if isinstance(problem, GatherKV):
+        return _live_in_gather(problem, name)
     if isinstance(problem, Dequantize) and name in ("packed[scales]", "packed[qzeros]") and "g_idx" in problem.packed:
         return np.unique(problem.packed["g_idx"])
     return ...
@@ -60,6 +68,13 @@ def _live_in_attention(problem: PagedAttention, name: str) -> Any:
     if name in ("key_scale", "value_scale") and getattr(problem, name).ndim == 3:
         return live_slots(problem)
     return live_entries(problem) if name == "block_table" else ...
+
+
+def _live_in_gather(problem: GatherKV, name: str) -> Any:
+    if name == "block_table":
+        return problem.used_entries()
+    per_slot = name in ("key_cache", "value_cache") or (name.endswith("_scale") and getattr(problem, name).ndim == 3)
+    return problem.slots() if per_slot else ...
 
 
 def live_slots(problem: PagedAttention) -> Array:

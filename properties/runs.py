@@ -8,11 +8,16 @@ import numpy as np
 from pagebench.properties import poison
 from pagebench.properties.host_arrays import copy_of, member
 from pagebench.properties.traced import traced
-from pagebench.reference import block_copy
-from pagebench.reference.block_copy import CopyBlocks
+from pagebench.reference.block_copy import copy_blocks_, swap_blocks_
+from pagebench.reference.block_copy_write import write_kv_
 from pagebench.reference.dtypes import Array
 from pagebench.reference.placement import Placement, arrays_of, place, raw_bytes
 from pagebench.reference.problem import Problem
+
+# What the ops that work in place leave in their problem's arrays.
+IN_PLACE: dict[str, Any] = {"copy_blocks": copy_blocks_, "swap_blocks": swap_blocks_, "write_kv": write_kv_}
+OUTPUTS = {"copy_blocks": ("caches",), "swap_blocks": ("dst_caches",)}
+PAIRS = {"paged_attention": ("out", "lse"), "gather_kv": ("key", "value")}
 
 
 class NotExercised(Exception):  # noqa: N818  # no error: the claim was not tried
@@ -23,7 +28,8 @@ class NotExercised(Exception):  # noqa: N818  # no error: the claim was not trie
 class Run:
     """What came back: `results` on the host by name (None where the provider returns none), and what was not looked at.
 
-    paged_attention: out, lse. dequantize: weight. copy_blocks: caches[0], caches[1], ...
+    paged_attention: out, lse. gather_kv: key, value. dequantize: weight. copy_blocks: caches[0], caches[1], ...
+    swap_blocks: dst_caches[0], ... write_kv: key_cache, value_cache, and key_scale, value_scale where computed.
     """
 
     results: dict[str, Array | None]
@@ -41,7 +47,7 @@ def run(provider: Any, problem: Problem, variant: dict[str, Any] | None = None, 
     with traced(swapped, problem):
         returned = getattr(swapped, problem.op)(placed.problem, **(variant or {}))
         provider.synchronize()
-    results = _results(provider, problem, placed, returned)
+    results = results_of(provider, problem, placed, returned)
     _check_memory(problem, placed)
     missing = (
         [] if hasattr(provider, "as_strided") else ["strides and fences of inputs: the provider has no as_strided"]
@@ -50,21 +56,34 @@ def run(provider: Any, problem: Problem, variant: dict[str, Any] | None = None, 
         missing.append(f"poisoned outputs and scratch: {why}")
     else:
         empty.check_fences()
-        if not empty.taken and problem.op != "copy_blocks" and any(r is not None and r.size for r in results.values()):
+        if not empty.taken and problem.op not in IN_PLACE and any(r is not None and r.size for r in results.values()):
             missing.append("poisoned outputs and scratch: the provider did not call self.empty")
     return Run(results, tuple(missing))
 
 
-def _results(provider: Any, problem: Problem, placed: Placement[Any], returned: Any) -> dict[str, Array | None]:
-    if problem.op == "paged_attention":
+def results_of(provider: Any, problem: Problem, placed: Placement[Any], returned: Any) -> dict[str, Array | None]:
+    """The results of an op on the host by name, from what it returned or, in place, from the placed problem.
+
+    AssertionError where the return value has the wrong form.
+    """
+    if problem.op in PAIRS:
         pair = isinstance(returned, tuple | list) and len(returned) == 2
-        assert pair, f"paged_attention must return (out, lse or None), got {type(returned).__name__}"
-        return {name: _host(provider, value) for name, value in zip(("out", "lse"), returned, strict=True)}
-    if problem.op == "copy_blocks":
-        assert returned is None, f"copy_blocks must work in place and return None, got {type(returned).__name__}"
-        return {f"caches[{i}]": _host(provider, cache) for i, cache in enumerate(placed.problem.caches)}
+        names = PAIRS[problem.op]
+        assert pair, f"{problem.op} must return ({', '.join(names)}), got {type(returned).__name__}"
+        return {name: _host(provider, value) for name, value in zip(names, returned, strict=True)}
+    if problem.op in IN_PLACE:
+        assert returned is None, f"{problem.op} must work in place and return None, got {type(returned).__name__}"
+        return {name: _host(provider, member(placed.problem, name)) for name in outputs_of(problem)}
     assert returned is not None, f"{problem.op} must return an array, got None"
     return {"weight": _host(provider, returned)}
+
+
+def outputs_of(problem: Problem) -> list[str]:
+    """Names of the arrays that an op in place writes, as `placement.arrays_of` calls them."""
+    if problem.op == "write_kv":
+        scales = ["key_scale", "value_scale"] if problem.compute_scales else []  # type: ignore[attr-defined]  # of that op
+        return ["key_cache", "value_cache", *scales]
+    return [name for name, _ in arrays_of(problem) if name.partition("[")[0] in OUTPUTS[problem.op]]
 
 
 def _host(provider: Any, array: Any) -> Array | None:
@@ -85,8 +104,8 @@ def _check_memory(problem: Problem, placed: Placement[Any]) -> None:
 
 def _after(problem: Problem) -> Placement[Any]:
     placed: Placement[Any] = copy_of(problem)
-    if isinstance(problem, CopyBlocks):
-        block_copy.copy_blocks_(placed.problem)
+    if problem.op in IN_PLACE:
+        IN_PLACE[problem.op](placed.problem)
     return placed
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pagebench.properties.block_copy_recipes import CopyRecipe
+from pagebench.properties.block_copy_recipes import CopyRecipe, SwapRecipe
+from pagebench.properties.block_copy_rows_recipes import MAX_ROW, QUANTISED, GatherRecipe, WriteRecipe
 from pagebench.properties.dequant_recipes import SCALES, DequantRecipe
 from pagebench.properties.paged_attention_recipes import MAX_KEYS, AttentionRecipe
 from pagebench.properties.support import Support, everything
@@ -70,7 +71,14 @@ CHOICES = st.binary(min_size=64, max_size=64)  # an attention recipe takes at mo
 
 def recipe(op: str, pick: Picker, support: Support) -> Any:
     """The recipe of the op that `pick` chooses within `support`."""
-    made = {"paged_attention": attention_recipe, "copy_blocks": copy_recipe, "dequantize": dequant_recipe}
+    made = {
+        "paged_attention": attention_recipe,
+        "copy_blocks": copy_recipe,
+        "swap_blocks": swap_recipe,
+        "write_kv": write_recipe,
+        "gather_kv": gather_recipe,
+        "dequantize": dequant_recipe,
+    }
     return made[op](pick, support)
 
 
@@ -135,6 +143,79 @@ def copy_recipe(pick: Picker, support: Support) -> CopyRecipe:
         count=pick((num_blocks, 2, 3, 5, 1)),
         seed=pick.seed(),
     )
+
+
+def swap_recipe(pick: Picker, support: Support) -> SwapRecipe:
+    names = ("dtype", "shape", "src_layout", "dst_layout")
+    caches = tuple(tuple(pick(support.axes[name]) for name in names) for _ in range(pick((1, 2, 3))))
+    return SwapRecipe(
+        caches=caches,
+        num_src=pick((5, 9, 3, 1, 0)),
+        num_dst=pick((7, 5, 2, 1, 0)),
+        count=pick((5, 3, 2, 1, 0)),
+        adjacent=pick((False, True)),
+        direction=pick(support.axes["direction"]),
+        seed=pick.seed(),
+    )
+
+
+def write_recipe(pick: Picker, support: Support) -> WriteRecipe:
+    axes = support.axes
+    heads, size = _row(pick, axes)
+    cache_dtype = pick(axes["cache_dtype"], plain_weight=2)
+    num_rows = pick((3, 2, 5, 1, 17, 0) if heads * size <= 1024 else (2, 1, 3, 0))
+    return WriteRecipe(
+        dtype=pick(axes["dtype"]),
+        cache_dtype=cache_dtype,
+        num_kv_heads=heads,
+        head_size=size,
+        block_size=pick(axes["block_size"]),
+        num_rows=num_rows,
+        mapped=max(num_rows - pick((0, 1, 0, 2)), 0),
+        skip_every=pick((2, 0, 3, 1)),
+        row_layout=pick(axes["row_layout"]),
+        kv_layout=pick(axes["kv_layout"]),
+        scale=pick(axes["scale"]) if cache_dtype in QUANTISED else None,
+        values=pick(("bits", "normal", "ties", "zeros")),
+        seed=pick.seed(),
+    )
+
+
+def gather_recipe(pick: Picker, support: Support) -> GatherRecipe:
+    axes = support.axes
+    heads, size = _row(pick, axes)
+    cache_dtype = pick(axes["cache_dtype"], plain_weight=2)
+    block_size = pick(axes["block_size"])
+    most = max(MAX_ROW // (heads * size), 2)
+    lengths = tuple(min(n, most) for n in (block_size, block_size + 1, 2 * block_size - 1, 1, 0, 33))
+    return GatherRecipe(
+        dtype=pick(axes["dtype"]),
+        cache_dtype=cache_dtype,
+        num_kv_heads=heads,
+        head_size=size,
+        block_size=block_size,
+        sequences=tuple(pick(lengths) for _ in range(pick((2, 3, 1, 5, 0)))),
+        kv_layout=pick(axes["kv_layout"]),
+        table_layout=pick(axes["table_layout"]),
+        scale=pick(axes["scale"]) if cache_dtype in QUANTISED else None,
+        garbage=pick((-1, 2**31 - 1, -(2**31), 0)),
+        spare_entries=pick((1, 0, 2)),
+        seed=pick.seed(),
+    )
+
+
+# (heads, head size) whose words of 16 bytes are just below, at and beyond 512 and 1024 threads, in 16 and 32 bits.
+LAUNCH_EDGES = ((31, 128), (32, 128), (33, 128), (63, 128), (64, 128), (65, 128), (16, 128), (17, 128))
+
+
+def _row(pick: Picker, axes: dict[str, tuple[Any, ...]]) -> tuple[int, int]:
+    """(num_kv_heads, head_size), one in five on the edge of a launch."""
+    heads, size = pick(axes["num_kv_heads"]), pick(axes["head_size"])
+    edges = [e for e in LAUNCH_EDGES if e[0] in axes["num_kv_heads"] and e[1] in axes["head_size"]]
+    if edges and pick((False, False, False, False, True)):
+        edge: tuple[int, int] = pick(edges)
+        return edge
+    return (heads if heads * size <= MAX_ROW else axes["num_kv_heads"][0]), size
 
 
 def dequant_recipe(pick: Picker, support: Support) -> DequantRecipe:

@@ -8,12 +8,20 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from pagebench.properties.block_copy_recipes import CopyRecipe
+from pagebench.properties.block_copy_recipes import CopyRecipe, SwapRecipe
+from pagebench.properties.block_copy_rows_recipes import GatherRecipe, WriteRecipe
 from pagebench.properties.dequant_recipes import DequantRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 
-Recipe = Any  # AttentionRecipe, CopyRecipe or DequantRecipe
-RECIPES: dict[str, Any] = {"paged_attention": AttentionRecipe, "copy_blocks": CopyRecipe, "dequantize": DequantRecipe}
+Recipe = Any  # one of those in RECIPES
+RECIPES: dict[str, Any] = {
+    "paged_attention": AttentionRecipe,
+    "copy_blocks": CopyRecipe,
+    "swap_blocks": SwapRecipe,
+    "write_kv": WriteRecipe,
+    "gather_kv": GatherRecipe,
+    "dequantize": DequantRecipe,
+}
 MOST_SEARCHED = 4000
 
 

@@ -7,12 +7,22 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pagebench.properties import test_block_copy, test_dequant, test_paged_attention
+from pagebench.properties import (
+    test_block_copy,
+    test_block_copy_gather,
+    test_block_copy_swap,
+    test_block_copy_write,
+    test_dequant,
+    test_paged_attention,
+)
 from pagebench.properties.subject import Subject
 
 MODULES: dict[str, ModuleType] = {
     "paged_attention": test_paged_attention,
     "copy_blocks": test_block_copy,
+    "swap_blocks": test_block_copy_swap,
+    "write_kv": test_block_copy_write,
+    "gather_kv": test_block_copy_gather,
     "dequantize": test_dequant,
 }
 

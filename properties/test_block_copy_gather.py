@@ -1,0 +1,83 @@
+"""Gathering sequences from a cache: what every provider's `gather_kv` must do, bit for bit."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from pagebench.properties import block_copy_relations as relations
+from pagebench.properties import contracts, far_blocks
+from pagebench.properties.block_copy_rows_recipes import QUANTISED, GatherRecipe
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.subject import Subject
+
+OP = "gather_kv"
+
+
+@claim(OP, examples=70)
+def test_values(subject: Subject, data: Any) -> None:
+    """The sequences' rows one after the other, dequantised as contract f32."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check, case.problem, case.variant)
+
+
+@claim(OP, examples=15)
+def test_poison(subject: Subject, data: Any) -> None:
+    """Slots past a sequence's end, unused blocks and their scales, and table entries behind the last do not matter."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_poison, case.problem, case.variant)
+
+
+@claim(OP, examples=10)
+def test_every_variant(subject: Subject, data: Any) -> None:
+    """The same under every variant that the provider offers."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_variants, case.problem)
+
+
+@claim(OP, examples=15)
+def test_sequence_order(subject: Subject, data: Any) -> None:
+    """Bitwise: another order of the sequences only reorders their rows."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_sequence_order, case.problem, case.variant)
+
+
+@claim(OP, examples=15)
+def test_copy_then_gather(subject: Subject, data: Any) -> None:
+    """Bitwise: copied blocks read as the originals do."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_copy_then_gather, case.problem, case.variant)
+
+
+@fixed(OP)
+def test_every_code(subject: Subject) -> None:
+    """All 256 codes of each quantised format, to each dtype, under scales that round, overflow and underflow."""
+    for name in QUANTISED:
+        for dtype in ("float16", "bfloat16", "float32"):
+            for scale in (None, np.float32(0.1), np.float32(300), np.float32(1e-7), np.float32(3e38)):
+                plain = GatherRecipe(dtype, name, 1, 256, block_size=1, sequences=(1,)).build()
+                codes = np.arange(256, dtype=np.uint8).view(plain.key_cache.dtype)
+                caches = {"key_cache": np.resize(codes, plain.key_cache.shape)}
+                caches["value_cache"] = caches["key_cache"][..., ::-1].copy()
+                scales = {"key_scale": scale, "value_scale": scale}
+                problem: Any = dataclasses.replace(plain, **caches, **scales)  # type: ignore[arg-type]  # by name
+                if subject.accepted(problem):
+                    subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
+def test_many_sequences(subject: Subject) -> None:
+    """More sequences than a program has threads to add up their lengths with."""
+    lengths = tuple(int(n) for n in np.random.default_rng(0).integers(0, 3, 300))
+    problem = GatherRecipe("float16", None, 1, 8, block_size=2, sequences=lengths, spare_entries=0).build()
+    if subject.accepted(problem):
+        subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
+def test_far_blocks(subject: Subject) -> None:
+    """Block id times stride does not wrap at 2^31."""
+    for cache_dtype in (None, "float8_e5m2"):
+        problem = GatherRecipe("float16", cache_dtype, 1, 16, block_size=1, sequences=(2, 1), spare_entries=0).build()
+        if subject.accepted(problem):
+            subject.hold(far_blocks.check_far_blocks, problem)

@@ -1,0 +1,41 @@
+"""Swapping blocks with the host: what every provider's `swap_blocks` must do, in every byte of both pools."""
+
+from typing import Any
+
+from pagebench.properties import block_copy_relations as relations
+from pagebench.properties import contracts
+from pagebench.properties.block_copy_recipes import SwapRecipe
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.subject import Subject
+
+OP = "swap_blocks"
+
+
+@claim(OP, examples=50)
+def test_every_byte(subject: Subject, data: Any) -> None:
+    """Each destination block holds its source, and nothing else is touched."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check, case.problem, case.variant)
+
+
+@claim(OP, examples=15)
+def test_poison(subject: Subject, data: Any) -> None:
+    """Blocks that no pair reads, and the gaps between a view's elements, do not matter."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_poison, case.problem, case.variant)
+
+
+@claim(OP, examples=25)
+def test_there_and_back(subject: Subject, data: Any) -> None:
+    """Bitwise: swapping out and in again is the identity."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_swap_there_and_back, case.problem, case.variant)
+
+
+@fixed(OP)
+def test_many_layers(subject: Subject) -> None:
+    """80 layers of K and V, adjacent blocks."""
+    cache = ("bfloat16", (4, 2, 8), "halves", "contiguous")
+    problem = SwapRecipe((cache,) * 80, num_src=6, num_dst=6, count=4, adjacent=True).build()
+    if subject.accepted(problem):
+        subject.hold(contracts.check, problem)

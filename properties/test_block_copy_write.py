@@ -1,0 +1,97 @@
+"""Writing rows into a cache: what every provider's `write_kv` must do. Every byte of the destination is compared."""
+
+from typing import Any
+
+import numpy as np
+
+from pagebench.properties import block_copy_relations as relations
+from pagebench.properties import contracts, far_blocks
+from pagebench.properties.block_copy_rows_recipes import QUANTISED, WriteRecipe
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.subject import Subject
+from pagebench.reference.block_copy_write import WriteKV
+
+OP = "write_kv"
+
+
+@claim(OP, examples=90)
+def test_every_byte(subject: Subject, data: Any) -> None:
+    """Each mapped row is in its slot, rounded as the contract says, and nothing else is touched."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check, case.problem, case.variant)
+
+
+@claim(OP, examples=15)
+def test_poison(subject: Subject, data: Any) -> None:
+    """Rows that are skipped or past the mapping, and the gaps of views, do not matter."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_poison, case.problem, case.variant)
+
+
+@claim(OP, examples=10)
+def test_every_variant(subject: Subject, data: Any) -> None:
+    """The same under every variant that the provider offers."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_variants, case.problem)
+
+
+@claim(OP, examples=15)
+def test_row_order(subject: Subject, data: Any) -> None:
+    """Bitwise: rows may come in any order with their slots."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_row_order, case.problem, case.variant)
+
+
+@claim(OP, examples=10)
+def test_writing_twice(subject: Subject, data: Any) -> None:
+    """Bitwise: writing is idempotent."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_write_twice, case.problem, case.variant)
+
+
+@claim(OP, examples=20)
+def test_write_then_gather(subject: Subject, data: Any) -> None:
+    """What is read back is the row, or the number of the cache's format nearest to it."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_write_then_gather, case.problem, case.variant)
+
+
+@fixed(OP)
+def test_every_code_is_a_fixed_point(subject: Subject) -> None:
+    """Every number of a quantised format, and halfway to each neighbour, without a scale and with powers of two."""
+    for name in QUANTISED:
+        for scale in (None, np.float32(2.0**-7), np.float32(8)):
+            problem = _edges(name, scale)
+            if subject.accepted(problem):
+                subject.hold(contracts.check, problem)
+
+
+def _edges(name: str, scale: Any) -> WriteKV:
+    recipe = WriteRecipe("float32", name, 1, 256, num_rows=4, mapped=4, block_size=2, scale=None)
+    plain = recipe.build()
+    numbers = np.arange(256, dtype=np.uint8).view(plain.key_cache.dtype).astype(np.float32)
+    finite = np.unique(numbers[np.isfinite(numbers)])
+    halves = np.resize((finite[1:] + finite[:-1]) / 2, 256)
+    rows = [numbers, halves, np.nextafter(halves, np.float32(np.inf)), np.nextafter(halves, np.float32(-np.inf))]
+    key = (np.stack(rows) * (1 if scale is None else scale)).astype(np.float32)[:, None]
+    return WriteKV(key, -key, plain.key_cache, plain.value_cache, plain.slot_mapping, scale, scale)
+
+
+@fixed(OP)
+def test_rows_of_every_launch_size(subject: Subject) -> None:
+    """Heads whose words fill 512 and 1024 threads, one less and one more; 128 heads of 128; odd head sizes."""
+    for dtype, cache_dtype in (("bfloat16", None), ("float32", None), ("float16", "float8_e4m3fn")):
+        for heads, size in ((31, 128), (33, 128), (64, 128), (65, 128), (128, 128), (33, 100), (7, 13)):
+            problem = WriteRecipe(dtype, cache_dtype, heads, size, num_rows=2, mapped=2, block_size=1).build()
+            if subject.accepted(problem):
+                subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
+def test_far_blocks(subject: Subject) -> None:
+    """Block id times stride does not wrap at 2^31."""
+    for cache_dtype in (None, "int8"):
+        recipe = WriteRecipe("float16", cache_dtype, 1, 16, block_size=1, num_rows=3, mapped=3, seed=1)
+        problem = recipe.build()
+        if subject.accepted(problem):
+            subject.hold(far_blocks.check_far_blocks, problem)
