@@ -1,0 +1,153 @@
+"""The packed formats in Triton: one line each. A new format is a device function (`dequant_tile_triton`) and a line.
+
+`Weight` is what a launcher needs to know of one packed weight: the arrays in order, their strides, and how to cut it
+into tiles.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from pagebench.kernels import dequant_float_triton as floats
+from pagebench.kernels import dequant_gguf_triton as gguf
+from pagebench.kernels import dequant_integer_triton as integers
+from pagebench.kernels.dequant_tile_triton import How
+from pagebench.reference import dequant_formats
+from pagebench.reference.dequant import PackedWeight, default_contract
+from pagebench.reference.dequant_float import FP4_CODES, NF4_CODES
+from pagebench.reference.dtypes import FLOAT32
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`decode` decodes tiles of whole units of row_unit x column_unit elements.
+
+    transposed: the weight is decoded as [k, n]. flat: its packing runs on from row to row, so that it may be decoded as
+    one long row. table: what `decode` looks up. bits: see How.
+    """
+
+    decode: Any
+    row_unit: int = 1
+    column_unit: int = 1
+    transposed: bool = False
+    flat: bool = False
+    table: tuple[float, ...] = ()
+    bits: int = 0
+
+
+FORMATS: dict[str, Format] = {
+    "fp8_e4m3": Format(floats.fp8_e4m3),
+    "fp8_e5m2": Format(floats.fp8_e5m2),
+    "int8": Format(integers.int8),
+    "gptq_v1": Format(integers.gptq_v1, 8, 8, transposed=True),
+    "gptq_v2": Format(integers.gptq_v2, 8, 8, transposed=True),
+    "awq": Format(integers.awq, 1, 8, transposed=True),
+    **{f"pack_quantized_{bits}": Format(integers.pack_quantized, 1, 32, bits=bits) for bits in range(2, 9)},
+    "mxfp4": Format(floats.mxfp4, 1, 32),
+    "nvfp4": Format(floats.nvfp4, 1, 16),
+    "nvfp4_ct": Format(floats.nvfp4_ct, 1, 16),
+    "nvfp4_swizzled": Format(floats.nvfp4_swizzled, 1, 16),
+    "nf4": Format(floats.bits4, 1, 2, flat=True, table=NF4_CODES),
+    "fp4": Format(floats.bits4, 1, 2, flat=True, table=FP4_CODES),
+    "q4_0": Format(gguf.q4_0, 1, 32),
+    "q4_1": Format(gguf.q4_1, 1, 32),
+    "q5_0": Format(gguf.q5_0, 1, 32),
+    "q8_0": Format(gguf.q8_0, 1, 32),
+    "q4_k": Format(gguf.q4_k, 1, 256),
+    "q5_k": Format(gguf.q5_k, 1, 256),
+    "q6_k": Format(gguf.q6_k, 1, 256),
+}
+
+
+def rejects(problem: PackedWeight) -> str | None:
+    """Why a host problem is not supported; None when it is. Arithmetic is exact where that is the default, else f32."""
+    name, contract = problem.format, problem.contract
+    if name not in FORMATS:
+        return f"format {name} is not supported"
+    exact = default_contract(name) == "exact"  # then float32 is exact too, save for pack_quantized with float32 scales
+    same = ("exact", "f32") if exact else ("f32", "f32x2") if FORMATS[name].table else ("f32",)
+    return None if contract in same else f"contract {contract} of {name} is not supported"
+
+
+class Weight:
+    """A packed weight of device arrays, as [rows, columns] of its storage: [n, k], transposed [k, n], or one row.
+
+    arrays and strides are what a device function takes as `packed` and `strides`.
+    """
+
+    def __init__(self, problem: PackedWeight, *, flat: bool) -> None:
+        self.format = FORMATS[problem.format]
+        n, k = problem.shape
+        self.flat = flat and self.format.flat
+        self.rows, self.columns = (k, n) if self.format.transposed else (1, n * k) if self.flat else (n, k)
+        self.form, self.arrays = _form(problem)
+        self.align = 1
+        first, *rest = ([0, *array.stride()] if array.ndim == 1 else list(array.stride()) for array in self.arrays)
+        if first[-1] == 1 and self.arrays[0].data_ptr() % 16 == 0:
+            self.align = _power_of_two(first[0], 16)
+        first[0] //= self.align
+        self.strides = (*first, *(stride for strides in rest for stride in strides or (0, 0)))
+        if self.format.table:
+            self.arrays = (*self.arrays, _table(self.format.table, self.arrays[0].device))
+        # A quotient of wide scales is exact only before the output's rounding
+        wide = problem.format.startswith("pack_quantized") and self.arrays[1].dtype == torch.float32
+        self.to_odd = wide and problem.contract == "exact" and problem.dtype != FLOAT32
+        self.group = 128 if self.form == "block" else max(problem.group_size or 0, 0)
+
+    def how(self, rows: int, columns: int) -> How:
+        """For tiles of rows x columns, powers of two that are multiples of the format's units."""
+        form, group = self.form, self.group
+        if self.format.table and not self.flat:  # blocks begin anywhere in a row, so spans must divide its length too
+            group = _power_of_two(self.columns, group & -group)
+            form += " odd" if self.columns % 2 else ""
+        extent = rows if self.format.transposed else columns
+        return How(
+            rows=rows,
+            columns=columns,
+            even=self.rows % rows == 0 and self.columns % columns == 0,
+            unit=_power_of_two(self.columns, columns),
+            align=self.align,
+            form=form,
+            group=self.group,
+            span=_power_of_two(group, extent),
+            bits=self.format.bits,
+            to_odd=self.to_odd,
+        )
+
+    def tile(self, rows: int, columns: int) -> tuple[int, int]:
+        """A tile of about rows x columns: whole units of the format, powers of two, not much larger than the weight."""
+        return (
+            _extent(rows, self.format.row_unit, self.rows),
+            _extent(columns, self.format.column_unit, self.columns),
+        )
+
+
+def _form(problem: PackedWeight) -> tuple[str, tuple[torch.Tensor, ...]]:
+    """The form of a problem with device arrays, and these in the form's order; as `PackedFormat.form`, unchecked."""
+    forms = dequant_formats.FORMATS[problem.format].forms
+    found = [form for form, names in forms.items() if set(names) == set(problem.packed)]
+    form = found[0] if len(found) == 1 else found[problem.packed["scale"].ndim]
+    return form, tuple(problem.packed[name] for name in forms[form])
+
+
+def _power_of_two(number: int, limit: int) -> int:
+    """The largest power of two that divides `number`, at most `limit`, itself one."""
+    return int(min(number & -number, limit)) if number else limit
+
+
+def _extent(elements: int, unit: int, extent: int) -> int:
+    """Elements of a tile along an axis of `extent`."""
+    units = min(max(elements // unit, 1), triton.next_power_of_2(triton.cdiv(extent, unit)))
+    return int(units * unit)
+
+
+_tables: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
+
+
+def _table(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """float32 on the device, made once."""
+    if (values, device) not in _tables:
+        _tables[values, device] = torch.tensor(values, dtype=torch.float32, device=device)
+    return _tables[values, device]
