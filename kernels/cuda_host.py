@@ -6,7 +6,9 @@
 
 The text that NVRTC compiles on a GPU is compiled here by g++ and run on NumPy arrays, each thread a fiber. Every access
 is checked before it happens; what would crash, hang or read garbage on a GPU is an exception here, and the process goes
-on. Blocks run one after another, so a kernel whose blocks wait for each other ends in a KernelTimeout.
+on. Blocks run one after another, so a kernel whose blocks wait for each other ends in a KernelTimeout. Inside a `trace`
+of memory_trace.py a launch also reports races, reads of what nobody wrote, and its traffic; cuda_host_trace.hpp and
+cuda_host_traffic.hpp say what counts as a race and as a request.
 
 On a GPU CuPy rounds a grid or block extent of 0 up to 1, and so does this.
 """
