@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from traced_problems import decode, run
 
+from pagebench.kernels.devices import gpu_present
 from pagebench.kernels.providers import load_provider
 
 PROVIDERS = {"triton": load_provider("triton")}
@@ -21,28 +22,30 @@ from pagebench.kernels.memory_trace import RaceError, UninitialisedReadError, ra
 from pagebench.kernels.memory_trace_races import Access, ByteOwners  # noqa: E402
 from pagebench.properties import profile, traced  # noqa: E402
 
+pytestmark = pytest.mark.skipif(gpu_present(), reason="kernels are compiled here: a GPU is present")
+
 # --- bytes and sectors
 
 
 def test_traffic_of_a_decode_is_exact() -> None:
     problem = decode([64])
-    attend, combine = run(PROVIDERS["triton"], problem)
-    assert (attend.kernel, attend.grid, attend.how) == ("attend_kernel", (2, 1, 1), "interpreter")
+    launches = run(PROVIDERS["triton"], problem)
+    assert [launch.how for launch in launches] == ["interpreter", "interpreter"]
+    attend, combine = (launch.buffers for launch in launches)
     for name in ("key_cache", "value_cache"):
-        cache = attend.buffers[name]
+        cache = attend[name]
         assert cache.nbytes == 64 * 32 * 2
         assert (cache.loaded_bytes, cache.stored_bytes, cache.atomic_bytes) == (cache.nbytes, 0, 0)
-        assert (cache.requests, cache.sectors_requested, cache.sectors) == (4, 128, 128)
-        assert (cache.sectors_per_request, cache.sector_efficiency) == (32, 1.0)
-    assert attend.buffers["query"].loaded_bytes == 2 * 32 * 2  # once per split
-    assert attend.buffers["query"].sectors == 2
-    assert attend.buffers["block_table"].loaded_bytes == 4 * 4  # a block's id once per tile, however many keys ask
-    assert attend.buffers["part_sum"].stored_bytes == combine.buffers["part_sum"].loaded_bytes == 2 * 32 * 4
-    assert combine.buffers["out"].stored_bytes == 32 * 2
-    total = attend.requested_bytes + combine.requested_bytes
-    assert ratio([attend, combine], problem) == total / problem.bytes_moved()
-    named = ratio([attend, combine], problem, without=("part_sum", "part_max", "part_denominator"))
-    assert named < ratio([attend, combine], problem)
+        assert cache.sectors_requested == cache.sectors == 128
+        assert cache.sector_efficiency == 1.0
+    assert attend["query"].loaded_bytes == 2 * 32 * 2  # once per split
+    assert attend["query"].sectors == 2
+    assert attend["block_table"].loaded_bytes == 4 * 4  # a block's id once, however many keys ask
+    assert attend["part_sum"].stored_bytes == combine["part_sum"].loaded_bytes == 2 * 32 * 4
+    assert combine["out"].stored_bytes == 32 * 2
+    total = sum(launch.requested_bytes for launch in launches)
+    assert ratio(launches, problem) == total / problem.bytes_moved()
+    assert ratio(launches, problem, without=("part_sum",)) == (total - 2 * 256) / problem.bytes_moved()
 
 
 @triton.jit

@@ -8,7 +8,10 @@ import pytest
 from bench import _traffic, traffic
 from bench.run import Row, cells
 from bench.workloads import WORKLOADS
+from pagebench.kernels.devices import gpu_present
 from pagebench.kernels.memory_trace import requested_bytes
+
+pytestmark = pytest.mark.skipif(gpu_present(), reason="kernels are compiled here: a GPU is present")
 
 # The scratch of a split reduction, by the kernels' own names for it.
 SCRATCH = {
