@@ -31,6 +31,7 @@ class CupyProvider(CupyArrays):
     """
 
     name = "cupy"
+    batch_invariant = True  # bitwise: see paged_attention_splits.cuh
 
     def unavailable(self) -> str | None:
         if self.device.on_gpu and importlib.util.find_spec("cupy") is None:

@@ -1,7 +1,11 @@
-"""Launcher of paged_attention.cu: decode attention over a paged KV cache.
+"""Launcher of paged_attention.cu: attention over a paged KV cache, every feature of the op.
 
 Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way all query heads of a KV head, up to 64
 and 16, are in one program, and each key and value is loaded once for them.
+
+What depends on lengths is decided on the device, by each sequence alone: how many warps share out its rows, and how
+its keys are split. So one launch (and one for the merge) serves decode, prefill and mixed batches alike, and a sequence's
+result does not depend, to the bit, on what it is batched with.
 
 Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, default tiles, no spills anywhere:
 
@@ -28,9 +32,12 @@ SOURCE = "paged_attention.cu"
 THREADS = 128
 WARPS = 4
 STAGES = 2
+FACTOR_TILES = 4
 MERGE_PAD = 8
+NO_WINDOW = 1 << 31
+FORMATS = {"float8_e4m3fn": 1, "float8_e5m2": 2, "int8": 3}  # enum Format of paged_attention_keys.cuh
 PADDED_HEADS = (64, 128, 256)
-HEAD_SIZES = range(32, 257)
+WIDEST = PADDED_HEADS[-1]  # columns at a time of a longer head
 
 # Programs wanted for one long sequence: two for each of 132 SMs, and then some for balance. A split has eight tiles of
 # keys, so that filling the pipeline and merging are paid for; fewer where there are few KV heads to make programs of.
@@ -38,8 +45,8 @@ HEAD_SIZES = range(32, 257)
 PROGRAMS = 512
 SPLIT = 512
 LEAST_SPLIT = 128
-# Scratch, written and read, over the bytes of K and V: at most this, as far as splits of SPLIT keys allow it, which is
-# up to 12 query heads per KV head in a 16-bit cache.
+# Scratch, written and read, over the bytes of K and V of a decoding sequence: at most this, as far as splits of SPLIT
+# keys allow it, which is up to 12 query heads per KV head in a 16-bit cache.
 SCRATCH_SHARE = 0.05
 MAX_SPLITS = 64
 # The table's width allows for more items of work than there are. A program that finds none costs about a microsecond of
@@ -47,30 +54,42 @@ MAX_SPLITS = 64
 MAX_PROGRAMS = 2048
 TILE_BYTES = 32 * 1024  # of K and V per step: three programs per SM of an H200, each with as much in flight
 MAX_TILE = 64  # keys: sixteen for each of four warps
+# Dynamic shared memory for as many programs per SM of an H200 as the registers leave room for: 4, 3, 2. A tile of more
+# rows has as many fewer keys.
+SHARED_BYTES = {64: 54 * 1024, 128: 73 * 1024, 256: 110 * 1024}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one problem is cut up. `warp` is a class of paged_attention_warps.cuh for a head size of `padded`; it takes
-    `rows` query heads, a program `row_warps` times as many, and `row_tiles` programs those of a KV head."""
+    """How one problem is cut up.
+
+    warp: a class of paged_attention_warps.cuh, of `rows` rows, for heads of `padded` columns, or `parts` times as many.
+    row_warps: how many share out a tile's rows; 0 as each sequence wants. tiles: keys per step for 1, 2 and 4 of them.
+    max_splits: what `Sequences` takes; splits: of a sequence at most. scratch: the rows of partial results that each
+    token, each sequence (one of the two is 0) and each KV head has, and all.
+    """
 
     warp: str
     rows: int
     padded: int
+    parts: int
     row_warps: int
-    row_tiles: int
-    tile: int
+    tiles: tuple[int, int, int]
     split: int
     max_splits: int
+    splits: int
+    scratch: tuple[int, int, int, int]
 
-    @property
-    def merge_bytes(self) -> int:
-        return WARPS * self.rows * (4 * (self.padded + MERGE_PAD) + 8)
+    def shared_bytes(self, itemsize: int, factors: bool) -> int:
+        """Dynamic shared memory of a program: query, K and V tiles, slots; the warps' partial results at the end."""
+        merge = WARPS * self.rows * (4 * (self.padded + MERGE_PAD) + 8)
+        warps = (self.row_warps,) if self.row_warps else (1, 2, 4)
+        loops = (_loop_bytes(self.rows * n, self.tiles[n // 2], self.padded * itemsize, factors) for n in warps)
+        return max(merge, *loops)
 
-    def shared_bytes(self, itemsize: int) -> int:
-        """Dynamic shared memory of a program: query, K and V tiles and slots; the warps' partial results at the end."""
-        loop = (self.rows * self.row_warps + STAGES * 2 * self.tile) * self.padded * itemsize + 2 * self.tile * 16
-        return max(loop, self.merge_bytes)
+
+def _loop_bytes(rows: int, tile: int, row_bytes: int, factors: bool) -> int:
+    return (rows + STAGES * 2 * tile) * row_bytes + 2 * tile * 16 + (FACTOR_TILES * tile * 8 if factors else 0)
 
 
 def plan(
@@ -82,18 +101,35 @@ def plan(
 ) -> Plan:
     """The problem's plan; the arguments are those of `paged_attention`."""
     dtype = np.dtype(problem.query.dtype)
-    padded = next(size for size in PADDED_HEADS if size >= problem.head_size)
+    padded = next((size for size in PADDED_HEADS if size >= problem.head_size), WIDEST)
+    parts = ceil_div(problem.head_size, padded)
+    kind = f"FmaWarp<{padded}" if dtype == np.float32 else f"MmaWarp<{C_TYPES[dtype.name]}, {padded}"
     rows = 4 if dtype == np.float32 else 16
-    warp = f"FmaWarp<{padded}>" if dtype == np.float32 else f"MmaWarp<{C_TYPES[dtype.name]}, {padded}>"
-    row_warps = row_warps or next((n for n in (1, 2) if problem.group <= n * rows), WARPS)
-    row_tiles = ceil_div(problem.group, row_warps * rows)
+    # One decoding sequence's programs and row warps: what splits are chosen for.
+    warps = row_warps or next((n for n in (1, 2) if problem.group <= n * rows), WARPS)
+    row_tiles = ceil_div(problem.group, warps * rows)
     programs = problem.num_kv_heads * row_tiles
-    tile = tile or min(MAX_TILE, TILE_BYTES // (2 * padded * dtype.itemsize))
-    split = split or min(SPLIT, max(LEAST_SPLIT, SPLIT // 8 * programs, _least_split(problem, padded)))
+    tiles = tuple(tile or _tile(padded, rows * n, dtype.itemsize) for n in (1, 2, 4))
+    split = split or min(SPLIT, max(LEAST_SPLIT, SPLIT // 8 * programs, _least_split(problem, padded * parts)))
+    most = (max_splits or max(MAX_SPLITS, PROGRAMS // programs)) * warps * row_tiles
     # Lengths are on the device: the block table's width is the bound on them that the host has.
-    most = max(1, ceil_div(problem.block_table.shape[1] * problem.block_size, split))
-    max_splits = min(most, max_splits or max(MAX_SPLITS, PROGRAMS // programs))
-    return Plan(warp, rows, padded, row_warps, row_tiles, tile, split, max_splits)
+    pieces = max(1, ceil_div(problem.block_table.shape[1] * problem.block_size, split))
+    splits = min(pieces, most)
+    by_token, by_seq = problem.num_tokens * problem.group * splits, problem.num_seqs * rows * most
+    slots = (problem.group * splits, 0) if by_token <= by_seq else (0, rows * most)
+    each_head = min(by_token, by_seq)
+    scratch = (*slots, each_head, each_head * problem.num_kv_heads)
+    warp = f"{kind}{', true' if parts > 1 else ''}>"
+    return Plan(warp, rows, padded, parts, row_warps or 0, tiles, split, most, splits, scratch)  # type: ignore[arg-type]  # three tiles
+
+
+def _tile(padded: int, rows: int, itemsize: int) -> int:
+    """Keys per step, a multiple of 16: TILE_BYTES of K and V, or fewer where many rows leave no room for them."""
+    row_bytes, room = padded * itemsize, SHARED_BYTES[padded]
+    wanted = min(MAX_TILE, TILE_BYTES // (2 * row_bytes))
+    return next(
+        tile for tile in range(wanted, 0, -16) if tile <= 16 or _loop_bytes(rows, tile, row_bytes, False) <= room
+    )
 
 
 def _least_split(problem: Any, padded: int) -> int:
@@ -114,8 +150,8 @@ def paged_attention(
 ) -> tuple[Any, Any]:
     """(out like query, lse float32 [num_tokens, num_query_heads]). `provider` supplies `device` and `empty`.
 
-    split: fewest keys of a split. tile: keys per step, a multiple of 16 up to 128. max_splits: of a sequence.
-    row_warps: 1, 2 or 4 of a program's four warps share out the query heads, and the rest the keys. None chooses.
+    split: fewest keys of a split. tile: keys per step, a multiple of 16 up to 128. max_splits: of a decoding sequence.
+    row_warps: 1, 2 or 4 of a program's four warps share out the rows, and the rest the keys. None chooses.
     """
     out = provider.empty(problem.query.shape, problem.query.dtype)
     lse = provider.empty(problem.query.shape[:2], np.float32)
@@ -123,58 +159,97 @@ def paged_attention(
         return out, lse
     cut = plan(problem, split, tile, max_splits, row_warps)
     partials = states = lse  # not touched when there is one split
-    if cut.max_splits > 1:
-        scratch = (problem.num_seqs, problem.num_query_heads, cut.max_splits)
-        partials = provider.empty((*scratch, cut.padded), np.float32)
-        states = provider.empty((*scratch, 2), np.float32)
-    outputs = (out, lse, partials, states)
-    lengths = (problem.seq_lens, *strides_of(problem.seq_lens), problem.query_start, *strides_of(problem.query_start))
-    _attend(provider.device, problem, cut, outputs, lengths)
-    if cut.max_splits > 1:
-        _reduce(provider.device, problem, cut, outputs, lengths)
+    if cut.splits > 1:
+        partials = provider.empty((cut.scratch[3], cut.padded * cut.parts), np.float32)
+        states = provider.empty((cut.scratch[3], 2), np.float32)
+    shared_arguments = (out, lse, partials, states, *_strided(problem.seq_lens), *_strided(problem.query_start))
+    shared_arguments += _optional(problem.sinks, lse)
+    _attend(provider.device, problem, cut, shared_arguments)
+    if cut.splits > 1:
+        _reduce(provider.device, problem, cut, shared_arguments)
     return out, lse
 
 
-def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...], lengths: tuple[Any, ...]) -> None:
+def _strided(array: Any) -> tuple[Any, ...]:
+    return (array, *strides_of(array))
+
+
+def _optional(array: Any, unused: Any, ndim: int = 1) -> tuple[Any, ...]:
+    """Pointer and `ndim` strides in elements; an absent array is never read, and a missing dimension has stride 0."""
+    if array is None:
+        return (unused, *[np.int64(0)] * ndim)
+    return (array, *[np.int64(0)] * (ndim - array.ndim), *strides_of(array))
+
+
+def _flags(problem: Any) -> int:
+    """The bits that paged_attention.cu lists."""
+    scales = (problem.key_scale, problem.value_scale)
+    facts = (
+        problem.causal,
+        problem.alibi_slopes is not None,
+        problem.sinks is not None,
+        *(scale is not None for scale in scales),
+        any(np.ndim(scale) == 3 for scale in scales if scale is not None),
+        aligned16(problem.key_cache) and aligned16(problem.value_cache),
+        aligned16(problem.query),
+    )
+    return sum(bool(fact) << bit for bit, fact in enumerate(facts))
+
+
+def _window(problem: Any) -> np.uint32:
+    """The window, or NO_WINDOW where none can be shorter than a sequence."""
+    longest = problem.block_table.shape[1] * problem.block_size
+    return np.uint32(NO_WINDOW if problem.window is None or problem.window >= longest else problem.window)
+
+
+def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -> None:
     kernel = device.kernel(SOURCE, f"paged_attention<{cut.warp}>")
-    shared = cut.shared_bytes(problem.query.itemsize)
+    flags = _flags(problem)
+    shared = cut.shared_bytes(problem.query.itemsize, bool(flags & 32))
     if shared > kernel.max_dynamic_shared_size_bytes:
         kernel.max_dynamic_shared_size_bytes = shared
-    vector = aligned16(problem.key_cache) and aligned16(problem.value_cache)
-    heads = (problem.num_kv_heads, problem.group, cut.row_tiles, cut.row_warps)
-    sizes = (problem.head_size, problem.block_size, problem.num_seqs, *heads, cut.tile, cut.split, cut.max_splits)
+    unused, cap = outputs[1], problem.soft_cap
     arrays = (problem.query, problem.key_cache, problem.value_cache, problem.block_table)
+    scale = problem.scale * np.log2(np.e) if cap is None else problem.scale / cap
+    sizes = (problem.head_size, problem.block_size, problem.num_seqs, problem.num_kv_heads, problem.group)
+    cutting = (cut.row_warps, cut.split, cut.max_splits, cut.parts, *cut.tiles)
     args = (
         *outputs,
-        *(argument for array in arrays for argument in (array, *strides_of(array))),
-        *lengths,
-        np.float32(problem.scale * np.log2(np.e)),
-        *(np.int32(number) for number in (*sizes, vector, aligned16(problem.query))),
+        *(argument for array in arrays for argument in _strided(array)),
+        *_optional(problem.alibi_slopes, unused),
+        *_optional(problem.key_scale, unused, 3),
+        *_optional(problem.value_scale, unused, 3),
+        *map(np.int64, cut.scratch[:3]),
+        np.float32(scale),
+        np.float32(0 if cap is None else cap * np.log2(np.e)),
+        _window(problem),
+        *(np.int32(n) for n in (flags, FORMATS.get(np.dtype(problem.key_cache.dtype).name, 0), *sizes, *cutting)),
     )
-    items = problem.num_seqs * cut.max_splits * problem.num_kv_heads * cut.row_tiles
-    kernel((min(items, MAX_PROGRAMS),), (THREADS,), args, shared_mem=shared)
+    kernel((min(_most_items(problem, cut), MAX_PROGRAMS),), (THREADS,), args, shared_mem=shared)
 
 
-def _reduce(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...], lengths: tuple[Any, ...]) -> None:
+def _most_items(problem: Any, cut: Plan) -> int:
+    """Items of work at most: a sequence of one tile has `splits`, a longer one `max_splits` or a tile each."""
+    row_tiles = ceil_div(problem.num_tokens * problem.group, cut.rows * (cut.row_warps or 1))
+    tiles = min(row_tiles + problem.num_seqs, problem.num_tokens * problem.group)
+    return (problem.num_seqs * cut.splits + tiles) * problem.num_kv_heads * cut.parts
+
+
+def _reduce(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -> None:
     kernel = device.kernel(SOURCE, f"reduce_splits<{C_TYPES[np.dtype(problem.query.dtype).name]}>")
-    heads = problem.num_query_heads
-    sizes = (problem.head_size, cut.padded, problem.num_seqs, heads, cut.split, cut.max_splits)
-    args = (*outputs, *lengths, *(np.int32(size) for size in sizes))
-    kernel((problem.num_seqs * heads,), (THREADS,), args)
+    sizes = (problem.head_size, cut.padded * cut.parts, problem.num_seqs, problem.num_kv_heads, problem.group, cut.rows)
+    cutting = (cut.row_warps, cut.split, cut.max_splits)
+    args = (
+        *outputs,
+        *map(np.int64, cut.scratch[:3]),
+        _window(problem),
+        *(np.int32(n) for n in (_flags(problem), *sizes, *cutting)),
+    )
+    kernel((min(problem.num_tokens * problem.num_query_heads, MAX_PROGRAMS),), (THREADS,), args)
 
 
 def rejects(problem: Any) -> str | None:
-    """Why a host problem is not supported; None when it is."""
-    rows = np.diff(problem.query_start)
-    if rows.size and rows.max() > 1:
-        return f"sequences of more than one query ({int(rows.max())}) are not implemented"
-    if problem.head_size not in HEAD_SIZES:
-        return f"head_size {problem.head_size} is not implemented: {HEAD_SIZES.start} to {HEAD_SIZES.stop - 1} are"
-    if problem.key_cache.dtype != problem.query.dtype:
-        return f"a {problem.key_cache.dtype} cache under a {problem.query.dtype} query is not implemented"
-    for name in ("window", "soft_cap", "alibi_slopes", "sinks"):
-        if getattr(problem, name) is not None:
-            return f"{name} is not implemented"
+    """Why a host problem is not supported: never."""
     return None
 
 

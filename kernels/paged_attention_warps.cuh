@@ -1,27 +1,20 @@
-// What one warp does with a tile of keys and values in shared memory: scores, online softmax, weighted values.
+// What one warp does with a tile of keys and values in shared memory: dot products, online softmax, weighted values.
 //
 // Two classes with one interface, chosen by the launcher:
-//   MmaWarp<T, D>  16-bit T, 16 rows (query heads of one KV head), tensor cores (mma.m16n8k16). Rows without a head are
-//                  zeros: their work is free, since the memory is what limits, and even a single row takes fewer
-//                  instructions this way than with float32 arithmetic.
+//   MmaWarp<T, D>  16-bit T, 16 rows, tensor cores (mma.m16n8k16). Rows that do not exist are zeros: their work is free,
+//                  since the memory is what limits, and even a single row takes fewer instructions this way than with
+//                  float32 arithmetic.
 //   FmaWarp<D>     float32, 4 rows, IEEE multiply-adds.
-// D is the head size padded to 64, 128 or 256. Both have
+// D is the head size padded to 64, 128 or 256; with WIDE, D columns of a longer head at a time. Both have
 //   Element, HEAD, ROWS, CHUNK   the key tile is consumed CHUNK keys at a time
 //   PROGRAMS_PER_SM              of four warps, that the registers must leave room for
-//   attend                       one chunk: its rows begin at `row` of the query tile; `key` and `value` point at the
-//                                chunk, of which `visible` keys exist; `scale` includes log2(e)
+//   Dots, add_dots               dot products of the rows from `row` on of the query tile with a chunk of keys
+//   absorb                       their weights, and the weighted values
 //   store                        results: weighted float [ROWS][HEAD + MERGE_PAD], states [ROWS]
 //
-// Scores are in base 2: weights are exp2(score - maximum). Sums are float32. The denominator adds unrounded weights.
+// Weights are exp2(score - maximum). Sums are float32. The denominator adds unrounded weights.
 #pragma once
-#include "intrinsics.cuh"
-
-using namespace pb;
-
-// Sum of the weights relative to exp2(maximum); -inf and 0 before the first key.
-struct State {
-  float maximum, sum;
-};
+#include "paged_attention_scores.cuh"
 
 constexpr int MERGE_PAD = 8;  // floats: rows of partial results start eight banks apart
 
@@ -33,49 +26,49 @@ __device__ int swizzled(int row, int piece) {
   return row * HEAD + (piece ^ (row & 7)) * PIECE;
 }
 
-// The maximum after more scores, and the factor for what was summed relative to the old one. `reference` replaces a
-// maximum of -inf, where nothing was seen, so that no infinities are subtracted.
-struct Rescale {
-  float maximum, reference, factor;
-  __device__ Rescale(float old_maximum, float new_scores)
-      : maximum(fmaxf(old_maximum, new_scores)),
-        reference(maximum == -kInfinity ? 0.0f : maximum),
-        factor(exp2f(old_maximum - reference)) {}
-};
-
 template <typename T>
 constexpr bool IS_FLOAT16 = false;
 template <>
 constexpr bool IS_FLOAT16<__half> = true;
 
-template <typename T, int D>
+template <typename T, int D, bool IS_WIDE = false>
 class MmaWarp {
  public:
   using Element = T;
   static constexpr int HEAD = D, ROWS = 16, CHUNK = 16, PROGRAMS_PER_SM = D > 128 ? 2 : D > 64 ? 3 : 4;
+  static constexpr bool WIDE = IS_WIDE;
 
-  __device__ MmaWarp() : state_{{-kInfinity, 0.0f}, {-kInfinity, 0.0f}} {
+  struct Dots {
+    float of[2][4];
+    __device__ Dots() : of{} {}
+  };
+
+  // factors: chunks will have some.
+  __device__ explicit MmaWarp(bool factors) : state_{{-kInfinity, 0.0f}, {-kInfinity, 0.0f}}, unit_(factors ? 0.0f : 1.0f) {
 #pragma unroll
     for (int i = 0; i < D / 8; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j) weighted_[i][j] = 0.0f;
   }
 
-  __device__ void attend(const T* query, int row, const T* key, const T* value, int visible, float scale) {
+  __device__ static void add_dots(const T* query, int row, const T* key, Dots& dots) {
     const int lane = threadIdx.x % kWarpSize;
-    float scores[2][4] = {};
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
       unsigned q[4], k[4];
       ldmatrix_x4(q, query + swizzled<T, D>(row + lane % 16, 2 * i + lane / 16));
       ldmatrix_x4(k, key + swizzled<T, D>(lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
-      mma_m16n8k16<T>(scores[0], q, {k[0], k[1]}, scores[0]);
-      mma_m16n8k16<T>(scores[1], q, {k[2], k[3]}, scores[1]);
+      mma_m16n8k16<T>(dots.of[0], q, {k[0], k[1]}, dots.of[0]);
+      mma_m16n8k16<T>(dots.of[1], q, {k[2], k[3]}, dots.of[1]);
     }
+  }
 
+  __device__ void absorb(const Dots& dots, int row, const T* value, const Chunk& chunk, const Scoring& scoring) {
+    const int lane = threadIdx.x % kWarpSize;
+    const float shrink = chunk.factors == nullptr ? 1.0f : raise_unit(lane, chunk.factors);
     unsigned weights[4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) weigh(half, lane, scores, visible, scale, weights);
+    for (int half = 0; half < 2; ++half) weigh(half, lane, row, dots, chunk, scoring, shrink, weights);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
       unsigned v[4];
@@ -87,13 +80,14 @@ class MmaWarp {
 
   __device__ void store(float* weighted, State* states) const {
     const int lane = threadIdx.x % kWarpSize, column = lane % 4 * 2;
+    const float unit = unit_ / WEIGHT_SCALE;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + 8 * half;
 #pragma unroll
       for (int i = 0; i < D / 8; ++i)
         *reinterpret_cast<float2*>(weighted + row * (D + MERGE_PAD) + 8 * i + column) =
-            make_float2(weighted_[i][2 * half] / WEIGHT_SCALE, weighted_[i][2 * half + 1] / WEIGHT_SCALE);
+            make_float2(weighted_[i][2 * half] * unit, weighted_[i][2 * half + 1] * unit);
       const float sum = over_row(state_[half].sum, [](float a, float b) { return a + b; });
       if (column == 0) states[row] = {state_[half].maximum, sum};
     }
@@ -105,6 +99,8 @@ class MmaWarp {
   static constexpr float WEIGHT_SCALE = IS_FLOAT16<T> ? 32768.0f : 1.0f;
 
   State state_[2];              // rows lane / 4 and lane / 4 + 8; the sum is this lane's part of it
+  float unit_;                  // of weighted_: the largest factor of a value so far, since a weight times its factor is
+                                // rounded to T, which may not hold it otherwise
   float weighted_[D / 8][4];    // accumulators of mma: columns 8 i + ...
 
   template <typename Operation>
@@ -113,37 +109,65 @@ class MmaWarp {
     return operation(x, __shfl_xor_sync(kFullMask, x, 2));
   }
 
-  // Scores of row lane / 4 + 8 * half to weights, as registers `half` and `half + 2` of the A operand.
-  __device__ void weigh(int half, int lane, const float (&scores)[2][4], int visible, float scale,
-                        unsigned (&weights)[4]) {
-    float s[4];
+  __device__ static int key_of(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
+
+  // Raises the unit to the largest of the factors; returns the old one over the new.
+  __device__ float raise_unit(int lane, const float2* factors) {
+    float highest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = i / 2 * 8 + lane % 4 * 2 + i % 2;
-      s[i] = key < visible ? scores[i / 2][2 * half + i % 2] * scale : -kInfinity;
+    for (int i = 0; i < 4; ++i) highest = fmaxf(highest, factors[key_of(lane, i)].y);
+    const float old = unit_;
+    unit_ = fmaxf(old, over_row(highest, fmaxf));
+    return old / unit_;
+  }
+
+  // Dot products of row lane / 4 + 8 * half to weights, as registers `half` and `half + 2` of the A operand.
+  __device__ void weigh(int half, int lane, int row, const Dots& dots, const Chunk& chunk, const Scoring& scoring,
+                        float shrink, unsigned (&weights)[4]) {
+    float s[4];
+    if (chunk.simple) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s[i] = key_of(lane, i) < chunk.visible ? dots.of[i / 2][2 * half + i % 2] * scoring.scale : -kInfinity;
+    } else {
+      const Row& own = scoring.rows[row + lane / 4 + 8 * half];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s[i] = scoring.score(dots.of[i / 2][2 * half + i % 2], key_of(lane, i), chunk, own);
     }
     const float highest = over_row(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), fmaxf);
     const Rescale rescale(state_[half].maximum, highest);
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[i] = exp2f(s[i] - rescale.reference);
     state_[half] = {rescale.maximum, state_[half].sum * rescale.factor + ((s[0] + s[1]) + (s[2] + s[3]))};
+    if (chunk.factors != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[i] *= chunk.factors[key_of(lane, i)].y / unit_;
+    }
     weights[half] = bit_cast<unsigned>(from_floats<T>(s[0] * WEIGHT_SCALE, s[1] * WEIGHT_SCALE));
     weights[half + 2] = bit_cast<unsigned>(from_floats<T>(s[2] * WEIGHT_SCALE, s[3] * WEIGHT_SCALE));
+    const float factor = rescale.factor * shrink;
 #pragma unroll
     for (int i = 0; i < D / 8; ++i) {
-      weighted_[i][2 * half] *= rescale.factor;
-      weighted_[i][2 * half + 1] *= rescale.factor;
+      weighted_[i][2 * half] *= factor;
+      weighted_[i][2 * half + 1] *= factor;
     }
   }
 };
 
-template <int D>
+template <int D, bool IS_WIDE = false>
 class FmaWarp {
  public:
   using Element = float;
   static constexpr int HEAD = D, ROWS = 4, CHUNK = 8, PROGRAMS_PER_SM = 3;
+  static constexpr bool WIDE = IS_WIDE;
 
-  __device__ FmaWarp() {
+  struct Dots {
+    float of[ROWS];
+    __device__ Dots() : of{} {}
+  };
+
+  __device__ explicit FmaWarp(bool) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       state_[r] = {-kInfinity, 0.0f};
@@ -152,16 +176,36 @@ class FmaWarp {
     }
   }
 
-  __device__ void attend(const float* query, int row, const float* key, const float* value, int visible, float scale) {
+  // Lane: key lane % 8, and every fourth piece of its row from lane / 8 on; its own part of the sum.
+  __device__ static void add_dots(const float* query, int row, const float* key, Dots& dots) {
     const int lane = threadIdx.x % kWarpSize;
+#pragma unroll 4
+    for (int piece = lane / 8; piece < D / 4; piece += 4) {
+      const float4 k = *reinterpret_cast<const float4*>(key + swizzled<float, D>(lane % 8, piece));
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        const float4 q = *reinterpret_cast<const float4*>(query + swizzled<float, D>(row + r, piece));
+        dots.of[r] += q.x * k.x;
+        dots.of[r] += q.y * k.y;
+        dots.of[r] += q.z * k.z;
+        dots.of[r] += q.w * k.w;
+      }
+    }
+  }
+
+  __device__ void absorb(const Dots& dots, int row, const float* value, const Chunk& chunk, const Scoring& scoring) {
+    const int lane = threadIdx.x % kWarpSize, key = lane % 8;
     float weights[ROWS];
-    scores(query, row, key, lane, weights);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      const float score = lane % 8 < visible ? weights[r] * scale : -kInfinity;
+      float dot = dots.of[r] + __shfl_xor_sync(kFullMask, dots.of[r], 8);
+      dot += __shfl_xor_sync(kFullMask, dot, 16);
+      float score = key < chunk.visible ? dot * scoring.scale : -kInfinity;
+      if (!chunk.simple) score = scoring.score(dot, key, chunk, scoring.rows[row + r]);
       const Rescale rescale(state_[r].maximum, over_keys(score, fmaxf));
       weights[r] = exp2f(score - rescale.reference);
       state_[r] = {rescale.maximum, state_[r].sum * rescale.factor + weights[r]};
+      if (chunk.factors != nullptr) weights[r] *= chunk.factors[key].y;
 #pragma unroll
       for (int i = 0; i < D / 32; ++i) weighted_[r][i] *= rescale.factor;
     }
@@ -193,29 +237,6 @@ class FmaWarp {
 #pragma unroll
     for (int lanes = 1; lanes < 8; lanes *= 2) x = operation(x, __shfl_xor_sync(kFullMask, x, lanes));
     return x;
-  }
-
-  // Lane: key lane % 8, and every fourth piece of its row from lane / 8 on. dots[r] is the same in a key's four lanes.
-  __device__ static void scores(const float* query, int row, const float* key, int lane, float (&dots)[ROWS]) {
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) dots[r] = 0.0f;
-#pragma unroll 4
-    for (int piece = lane / 8; piece < D / 4; piece += 4) {
-      const float4 k = *reinterpret_cast<const float4*>(key + swizzled<float, D>(lane % 8, piece));
-#pragma unroll
-      for (int r = 0; r < ROWS; ++r) {
-        const float4 q = *reinterpret_cast<const float4*>(query + swizzled<float, D>(row + r, piece));
-        dots[r] += q.x * k.x;
-        dots[r] += q.y * k.y;
-        dots[r] += q.z * k.z;
-        dots[r] += q.w * k.w;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      dots[r] += __shfl_xor_sync(kFullMask, dots[r], 8);
-      dots[r] += __shfl_xor_sync(kFullMask, dots[r], 16);
-    }
   }
 
   __device__ void add_values(const float* value, int lane, const float (&weights)[ROWS]) {

@@ -166,18 +166,6 @@ def test_offsets_beyond_32_bits():
     assert np.array_equal(cache[4999], cache[4998])
 
 
-def test_attention_rejects_what_it_cannot_do_with_a_reason():
-    problem = attention_problem(np.float16, head_size=64, group=1, lens=[40], queries=[1])
-    cases = {
-        "window": dataclasses.replace(problem, window=3),
-        "sinks": dataclasses.replace(problem, sinks=np.zeros(2, np.float32)),
-        "more than one query": attention_problem(np.float16, head_size=64, group=1, lens=[40], queries=[2]),
-        "head_size 31": attention_problem(np.float16, head_size=31, group=1, lens=[4]),
-    }
-    for reason, case in cases.items():
-        assert reason in provider.rejects(case)
-
-
 # --- block copy
 
 
