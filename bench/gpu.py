@@ -44,6 +44,7 @@ def make_importable(root: Path = ROOT) -> None:
 def run_properties(out: Path, seconds: float) -> dict[str, Any]:
     """The property suite on the GPU, over both providers; its report goes to `out`."""
     command = [sys.executable, "-m", "pytest", str(ROOT / "properties"), "-q", f"--junitxml={out / 'properties.xml'}"]
+    command += ["--pagebench-profile", "quick"]  # each new head size or dtype is a compilation here
     if importlib.util.find_spec("pagebench.properties.plugin") and not _entry_point_installed():
         command += ["-p", "pagebench.properties.plugin"]
     command += [argument for provider in PROVIDERS for argument in ("--provider", provider)]
