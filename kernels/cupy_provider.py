@@ -9,6 +9,7 @@ from pagebench.kernels import (
     block_copy_swap_cupy,
     block_copy_write_cupy,
     dequant_cupy,
+    dequant_gemv_cupy,
     paged_attention_cupy,
 )
 from pagebench.kernels.cupy_arrays import CupyArrays
@@ -20,6 +21,7 @@ _OPS: dict[str, Any] = {
     "write_kv": block_copy_write_cupy,
     "gather_kv": block_copy_gather_cupy,
     "dequantize": dequant_cupy,
+    "dequant_gemv": dequant_gemv_cupy,
 }
 
 
@@ -71,6 +73,9 @@ class CupyProvider(CupyArrays):
 
     def dequantize(self, problem: Any, **variant: Any) -> Any:
         return dequant_cupy.dequantize(self, problem, **variant)
+
+    def dequant_gemv(self, problem: Any, **variant: Any) -> Any:
+        return dequant_gemv_cupy.dequant_gemv(self, problem, **variant)
 
 
 provider = CupyProvider()

@@ -68,13 +68,15 @@ dequantize_columns(void* out, int kind, long long k, long long columns, int colu
   const long long tile = blockIdx.x % static_cast<unsigned>(column_tiles);
   const long long column = (tile * blockDim.x + threadIdx.x) * RUN;
 
-  Format format(p, codes, row_stride, column_stride, row, column, columns);
+  typename Format::Codes loaded;
+  loaded.load(p, {codes, row_stride, column_stride, columns}, row, column);
   if (column >= columns) return;
+  Format format(p, column);
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     if (row + i >= k) return;
     float values[RUN];
-    format.row(i, values);
+    format.row(loaded, i, static_cast<int>(row) + i, values);
     store_run(out, kind, (row + i) * columns + column, RUN, true, values);
   }
 }

@@ -1,8 +1,11 @@
 // The formats packed across the rows of [k, n] or along n, with scales per group of k: GPTQ and AWQ int4.
 //
-// A format is a struct that loads eight rows by eight columns of codes at once, all wide loads before the first use;
-// `row` decodes the eight columns of one of its rows, and loads scales and zero points when the group changes: the same
-// rows, and so the same groups, for every thread of a warp. Scale * (q - zero) is exact: 11 significant bits times 5.
+// A format is a struct with `Codes`, eight rows by eight columns of them, which a thread loads at once or reads from what
+// its warp staged, and `row`, which decodes the eight columns of one row of codes; rows come in ascending order. Scales
+// and zero points are loaded when the group changes. Scale * (q - zero) is exact: 11 significant bits times 5.
+//
+// `stage` copies the codes of 32 rows by 64 columns to a warp's STAGE_WORDS of shared memory; they are there after
+// cp_async_wait and __syncwarp. What lies beyond the weight is not copied, and must not be read.
 #pragma once
 
 #include "dequant_common.cuh"
@@ -16,14 +19,14 @@ constexpr int ROWS = 8;  // of a thread's codes
 struct GroupScales {
   const Params& p;
   float scale[RUN], raised_zero[RUN];
-  long long loaded, column;
+  int loaded;
+  long long column;
 
   __device__ GroupScales(const Params& p, long long column) : p(p), loaded(-1), column(column) {}
 
   // slot(j): which nibble of a word of zero points is column j's.
   template <typename Slot>
-  __device__ void load(long long group, Slot slot) {
-    if (group == loaded) return;
+  __device__ void load(int group, Slot slot) {
     loaded = group;
     const unsigned zeros = static_cast<unsigned>(p.arrays.at<int>(0, group, column / 8));
     unsigned halves[RUN / 2];
@@ -46,88 +49,158 @@ struct GroupScales {
   __device__ float weight(unsigned q, int j) const { return __fmul_rn(scale[j], __fsub_rn(raised(q), raised_zero[j])); }
 };
 
+// The codes' array, [rows, columns] of words, and the weight's columns. What lies beyond its rows or columns is not loaded.
+struct CodeArray {
+  const int* data;
+  long long row_stride, column_stride, columns;
+};
+
 // qweight int32 [k/8, n]: element k of a column in bits 4 (k % 8) of row k / 8.
 struct Gptq {
-  GroupScales scales;
-  unsigned words[RUN];
-  int groups[ROWS];
+  static constexpr int STAGE_WORDS = 4 * 64 + 32;  // of codes, then the groups of the rows
 
-  __device__ Gptq(const Params& p, const int* codes, long long row_stride, long long column_stride, long long row,
-                  long long column, long long columns)
-      : scales(p, column) {
-    if (column >= columns) return;
-    const int* from = codes + row / 8 * row_stride + column * column_stride;
+  __device__ static void stage(const Params& p, const CodeArray& codes, long long row, long long column, unsigned* to,
+                               int lane) {
+    const int* from = codes.data + row / 8 * codes.row_stride + column * codes.column_stride;
+    const int rows = static_cast<int>(min((p.k - row) / 8, 4LL));
+    const int columns = static_cast<int>(min(codes.columns - column, 64LL));
     if (p.mode & 1) {
-      const int* ids = p.arrays.address<int>(2, 0, row);
-      const uint4 loaded[4] = {load16(from), load16(from + 4), load16(ids), load16(ids + 4)};
+#pragma unroll
+      for (int i = lane; i < 64; i += kWarpSize)
+        if (i / 16 < rows && i % 16 * 4 < columns) cp_async16(to + 4 * i, from + i / 16 * codes.row_stride + i % 16 * 4);
+      if (lane < 2 * rows) cp_async16(to + 256 + 4 * lane, p.arrays.address<int>(2, 0, row + 4 * lane));
+    } else {
+      for (int i = lane; i < 256; i += kWarpSize)
+        if (i / 64 < rows && i % 64 < columns)
+          to[i] = static_cast<unsigned>(from[i / 64 * codes.row_stride + i % 64 * codes.column_stride]);
+      if (lane < 8 * rows) to[256 + lane] = static_cast<unsigned>(p.arrays.at<int>(2, 0, row + lane));
+    }
+  }
+
+  struct Codes {
+    unsigned words[RUN];
+    int groups[ROWS];
+
+    // Those of rows 8 t ... and columns 8 g ... of what is staged.
+    __device__ void read(const unsigned* staged, int t, int g, int) {
+      const uint4* from = reinterpret_cast<const uint4*>(staged);
+      const uint4 loaded[4] = {from[16 * t + 2 * g], from[16 * t + 2 * g + 1], from[64 + 2 * t], from[64 + 2 * t + 1]};
       const unsigned* flat = reinterpret_cast<const unsigned*>(loaded);
 #pragma unroll
       for (int i = 0; i < RUN; ++i) words[i] = flat[i], groups[i] = static_cast<int>(flat[RUN + i]);
-    } else {
+    }
+
+    __device__ void load(const Params& p, const CodeArray& codes, long long row, long long column) {
+      if (row >= p.k || column >= codes.columns) return;
+      const int* from = codes.data + row / 8 * codes.row_stride + column * codes.column_stride;
+      if (p.mode & 1) {
+        const int* ids = p.arrays.address<int>(2, 0, row);
+        const uint4 loaded[4] = {load16(from), load16(from + 4), load16(ids), load16(ids + 4)};
+        const unsigned* flat = reinterpret_cast<const unsigned*>(loaded);
 #pragma unroll
-      for (int i = 0; i < RUN; ++i) {
-        words[i] = static_cast<unsigned>(from[i * column_stride]);
-        groups[i] = p.arrays.at<int>(2, 0, row + i);
+        for (int i = 0; i < RUN; ++i) words[i] = flat[i], groups[i] = static_cast<int>(flat[RUN + i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) {
+          words[i] = static_cast<unsigned>(from[i * codes.column_stride]);
+          groups[i] = p.arrays.at<int>(2, 0, row + i);
+        }
       }
     }
-  }
-  __device__ void row(int i, float (&values)[RUN]) {
-    scales.load(groups[i], [](int j) { return j; });
+  };
+
+  GroupScales scales;
+  __device__ Gptq(const Params& p, long long column) : scales(p, column) {}
+
+  __device__ void row(const Codes& codes, int i, int, float (&values)[RUN]) {
+    if (codes.groups[i] != scales.loaded) scales.load(codes.groups[i], [](int j) { return j; });
 #pragma unroll
-    for (int j = 0; j < RUN; ++j) values[j] = scales.weight(words[j] >> 4 * i & 15, j);
+    for (int j = 0; j < RUN; ++j) values[j] = scales.weight(codes.words[j] >> 4 * i & 15, j);
   }
 };
 
-// Four lanes exchange four words each: word j of lane i becomes word i of lane j. All lanes of the warp take part.
-__device__ __forceinline__ void transpose4(unsigned (&v)[4]) {
-  const int lane = threadIdx.x;
+// Four neighbouring lanes exchange four words each: word j of the i-th becomes word i of the j-th. All lanes of the warp
+// take part.
+__device__ __forceinline__ void transpose4(int own, unsigned (&v)[4]) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (!(i & bit)) {
-        const bool upper = lane & bit;
+        const bool upper = own & bit;
         const unsigned got = __shfl_xor_sync(kFullMask, upper ? v[i] : v[i | bit], bit);
         v[i] = upper ? got : v[i];
         v[i | bit] = upper ? v[i | bit] : got;
       }
 }
 
-// qweight int32 [k, n/8]: bits 4 i of word c hold column 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]; qzeros likewise. Wide: four
-// neighbours in a warp load four words of a row each for all of them, and exchange.
+// qweight int32 [k, n/8]: bits 4 i of word c hold column 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]; qzeros likewise. Wide: the four
+// threads of 32 columns load four words of a row each for all of them, and exchange.
 struct Awq {
-  GroupScales scales;
-  unsigned words[ROWS];
-  unsigned first_row;
+  static constexpr int STAGE_WORDS = 32 * 8;
 
-  __device__ Awq(const Params& p, const int* codes, long long row_stride, long long column_stride, long long row,
-                 long long column, long long columns)
-      : scales(p, column), first_row(static_cast<unsigned>(row)) {
-    const long long rows = p.k;
+  __device__ static void stage(const Params& p, const CodeArray& codes, long long row, long long column, unsigned* to,
+                               int lane) {
+    const int* from = codes.data + row * codes.row_stride + column / 8 * codes.column_stride;
+    const int rows = static_cast<int>(min(p.k - row, 32LL));
+    const int columns = static_cast<int>(min((codes.columns - column) / 8, 8LL));
     if (p.mode & 1) {
-      const int lane = threadIdx.x % 4;
-      const long long word = column / 8 - lane;  // the four's first
 #pragma unroll
-      for (int i = 0; i < ROWS; i += 4) {
-        uint4 loaded = make_uint4(0, 0, 0, 0);
-        if (column < columns && row + i + lane < rows) loaded = load16(codes + (row + i + lane) * row_stride + word);
-        unsigned exchanged[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-        transpose4(exchanged);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) words[i + j] = exchanged[j];
-      }
-    } else if (column < columns) {
-#pragma unroll
-      for (int i = 0; i < ROWS; ++i)
-        if (row + i < rows)
-          words[i] = static_cast<unsigned>(codes[(row + i) * row_stride + column / 8 * column_stride]);
+      for (int i = lane; i < 64; i += kWarpSize)
+        if (i / 2 < rows && i % 2 * 4 < columns) cp_async16(to + 4 * i, from + i / 2 * codes.row_stride + i % 2 * 4);
+    } else {
+      for (int i = lane; i < 256; i += kWarpSize)
+        if (i / 8 < rows && i % 8 < columns)
+          to[i] = static_cast<unsigned>(from[i / 8 * codes.row_stride + i % 8 * codes.column_stride]);
     }
   }
-  __device__ void row(int i, float (&values)[RUN]) {
-    const auto slot = [](int j) { return j / 2 + j % 2 * 4; };
-    scales.load((first_row + i) / static_cast<unsigned>(scales.p.group), slot);
+
+  struct Codes {
+    unsigned words[ROWS];
+
+    // Those of rows 8 t ..., of which there are `rows`, and columns 8 g ... of what is staged.
+    __device__ void read(const unsigned* staged, int t, int g, int rows) {
 #pragma unroll
-    for (int j = 0; j < RUN; ++j) values[j] = scales.weight(words[i] >> 4 * slot(j) & 15, j);
+      for (int i = 0; i < ROWS; ++i)
+        if (i < rows) words[i] = staged[(8 * t + i) * 8 + g];
+    }
+
+    __device__ void load(const Params& p, const CodeArray& codes, long long row, long long column) {
+      if (p.mode & 1) {
+        const int own = static_cast<int>(column / 8 % 4);
+        const long long word = column / 8 - own;  // the four's first
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4) {
+          uint4 loaded = make_uint4(0, 0, 0, 0);
+          if (column < codes.columns && row + i + own < p.k)
+            loaded = load16(codes.data + (row + i + own) * codes.row_stride + word);
+          unsigned exchanged[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+          transpose4(own, exchanged);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) words[i + j] = exchanged[j];
+        }
+      } else if (column < codes.columns) {
+        const int* from = codes.data + column / 8 * codes.column_stride;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i)
+          if (row + i < p.k) words[i] = static_cast<unsigned>(from[(row + i) * codes.row_stride]);
+      }
+    }
+  };
+
+  GroupScales scales;
+  unsigned next_group;  // its first row
+  __device__ Awq(const Params& p, long long column) : scales(p, column), next_group(0) {}
+
+  __device__ void row(const Codes& codes, int i, int row, float (&values)[RUN]) {
+    const auto slot = [](int j) { return j / 2 + j % 2 * 4; };
+    if (static_cast<unsigned>(row) >= next_group) {
+      const unsigned size = static_cast<unsigned>(scales.p.group), group = static_cast<unsigned>(row) / size;
+      next_group = (group + 1) * size;
+      scales.load(group, slot);
+    }
+#pragma unroll
+    for (int j = 0; j < RUN; ++j) values[j] = scales.weight(codes.words[i] >> 4 * slot(j) & 15, j);
   }
 };
 

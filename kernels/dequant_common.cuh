@@ -78,8 +78,8 @@ __device__ __forceinline__ void store_run(void* out, int kind, long long index, 
 
 constexpr int STAGE_PAD = 48;  // bytes beside a staged segment: 15 before it, 16 of zeros behind it, and rounding
 
-// The packed bytes [rows, bytes of a row]: byte j of a row lies j / inner * outer_stride + j % inner * byte_stride behind
-// its beginning. dense: that is j.
+// The packed bytes [rows, bytes of a row]: byte j of a row lies j / 2^inner * outer_stride + j % 2^inner * byte_stride
+// behind its beginning. dense: that is j.
 struct Bytes {
   const unsigned char* data;
   long long row_stride, outer_stride, byte_stride;
@@ -87,7 +87,8 @@ struct Bytes {
 
   __device__ const unsigned char* address(long long row, long long byte) const {
     const unsigned char* start = data + row * row_stride;
-    return dense ? start + byte : start + byte / inner * outer_stride + byte % inner * byte_stride;
+    if (dense) return start + byte;
+    return start + (byte >> inner) * outer_stride + (byte & ((1LL << inner) - 1)) * byte_stride;
   }
 
   // Where `stage` puts byte `first` of a row: as far behind a multiple of 16 as it lies in global memory.

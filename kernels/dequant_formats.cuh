@@ -164,13 +164,14 @@ struct Nvfp4 : Dense<2, 1> {
   __device__ float together(float value, float common) const {
     return p.mode & 1 ? __fdiv_rn(value, common) : __fmul_rn(value, common);
   }
-  // Swizzled: tiles of 128 rows by 4 blocks, each 32 x 16 bytes with the rows r, r + 32, r + 64, r + 96 side by side.
+  // Swizzled: tiles of 128 rows by 4 blocks, each 32 x 16 bytes with the rows r, r + 32, r + 64, r + 96 side by side. As
+  // many bytes as 128 rows of the array hold a row of tiles.
   __device__ unsigned block_scale(long long row, long long block) const {
     if (!(p.mode & 2)) return p.arrays.at<unsigned char>(0, row, block);
-    const long long tiles = (p.k + 63) / 64;
-    const long long place =
-        (row / 128 * tiles + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
-    return p.arrays.at<unsigned char>(0, place / (4 * tiles), place % (4 * tiles));
+    const unsigned r = static_cast<unsigned>(row & 127), c = static_cast<unsigned>(block);
+    const unsigned columns = static_cast<unsigned>((p.k + 63) / 64) * 4;
+    const unsigned place = c / 4 * 512 + r % 32 * 16 + r / 32 * 4 + c % 4;
+    return p.arrays.at<unsigned char>(0, (row & ~127LL) + place / columns, place % columns);
   }
 };
 

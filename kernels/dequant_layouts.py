@@ -56,9 +56,10 @@ class RowFormat:
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
     """A format of codes across rows of [k, n]. words: of its arrays, what is loaded in 16-byte words where it can be;
-    mode: of the struct."""
+    stage_words and mode: of the struct."""
 
     struct: str
+    stage_words: int
     arrays: tuple[str, ...]
     words: tuple[str, ...]
     mode: int = 0
@@ -142,9 +143,9 @@ ROW_FORMATS: dict[str, RowFormat] = {
 
 _GPTQ = (("qzeros", "scales", "g_idx"), ("qweight", "scales", "g_idx"))
 COLUMN_FORMATS: dict[str, ColumnFormat] = {
-    "gptq_v1": ColumnFormat("Gptq", *_GPTQ, mode=2),
-    "gptq_v2": ColumnFormat("Gptq", *_GPTQ),
-    "awq": ColumnFormat("Awq", ("qzeros", "scales"), ("qweight", "scales")),
+    "gptq_v1": ColumnFormat("Gptq", 288, *_GPTQ, mode=2),
+    "gptq_v2": ColumnFormat("Gptq", 288, *_GPTQ),
+    "awq": ColumnFormat("Awq", 256, ("qzeros", "scales"), ("qweight", "scales")),
 }
 
 
@@ -201,16 +202,16 @@ def _triple(array: Any, format: RowFormat, joined: bool) -> tuple[Any, np.int64,
 
 
 def _bytes(array: Any, joined: bool) -> tuple[Any, ...]:
-    """(array, row stride, outer stride, byte stride, inner, dense) of the packed bytes; strides in bytes."""
+    """(array, row stride, outer stride, byte stride, log2(inner), dense) of the packed bytes; strides in bytes."""
     *outer, last = array.strides
     inner, stride, step = _ALL, last, _ALL * last
     if array.itemsize > 1:  # words of bytes
         inner, stride, step = array.itemsize, 1, last
     elif array.ndim == 3:
         inner, step = array.shape[2], outer[1]
-    dense = stride == 1 and (step == inner or inner == _ALL or (array.ndim > 1 and array.shape[1] == 1))
+    dense = stride == 1 and (step == inner or (array.ndim > 1 and array.shape[1] == 1))
     row = 0 if joined or array.ndim == 1 else outer[0]
-    return array, np.int64(row), np.int64(step), np.int64(stride), np.int32(inner), np.int32(dense)
+    return array, np.int64(row), np.int64(step), np.int64(stride), np.int32(inner.bit_length() - 1), np.int32(dense)
 
 
 def column_parameters(problem: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -1,0 +1,310 @@
+// y = x W^T straight from packed weights, whose bytes are read once for 16 rows of x.
+//
+// The formats are those of dequant.cu, decoded by the same device functions, so that with x = identity the columns of the
+// dequantised weight come out. A lane decodes runs along k, eight weights of one output feature. For 16-bit types they are
+// rounded to the type and go to tensor cores: mma m16n8k16 with x as A (16 rows, whatever m is) and W^T as B. Which k an
+// mma's slot stands for is free as long as A and B agree: lane t of a row's four takes k = 8 t ... 8 t + 7 of 32 in two
+// mma, so that both its weights and its x are one run. float32 takes IEEE multiply-adds instead, weights unrounded.
+//
+// `dequant_gemv_rows`: eight output features per program. Their packed bytes come through shared memory, tile by tile, by
+//   16-byte cp.async, the next tile while this one is multiplied; warps take every fourth 32 columns of a tile.
+// `dequant_gemv_columns`: 64 output features per program, eight rows by eight columns of codes per lane and step. A warp
+//   takes a piece of k of its own, so that it changes groups seldom, and keeps its next steps in flight in a ring in shared
+//   memory. float32 multiplies 4 rows of x at a time, for which the accumulators suffice.
+//
+// MATRIX says which of the two an instance does. The warps' sums are added in shared memory. Where there are too few output features to fill a GPU, k is split and
+// `dequant_gemv_sum` adds the splits' sums up in order: y does not depend on timing.
+//
+// Code generation, NVRTC 13.2: see dequant_gemv_cupy.py.
+#include "dequant_columns.cuh"
+#include "dequant_formats.cuh"
+#include "dequant_gguf.cuh"
+
+using namespace pb;
+
+constexpr int WARPS = 4;       // at most
+constexpr int X_ROWS = 16;     // rows of x per program
+constexpr int FEATURES = 8;    // output features of an mma
+constexpr int STEP = 32;       // k of two mma: a run for each of four lanes
+constexpr int FLOAT_ROWS = 4;  // rows of x per program of columns in float32
+constexpr int STAGES = 4;      // of a warp's ring of columns: three steps of 1 KB in flight
+
+// x [m, k] from row `first` on, of at most `rows` rows; strides in elements. wide: runs are 16-byte words. Zero beyond.
+struct Input {
+  const void* data;
+  long long row_stride, column_stride, k;
+  int wide, rows;
+
+  // A run of 16-bit numbers, in pairs.
+  __device__ void pairs(int row, long long column, unsigned (&out)[RUN / 2]) const {
+#pragma unroll
+    for (int i = 0; i < RUN / 2; ++i) out[i] = 0;
+    if (row >= rows || column >= k) return;
+    const unsigned short* from = static_cast<const unsigned short*>(data) + row * row_stride;
+    if (wide && column + RUN <= k) {
+      const uint4 words = load16(from + column);
+      out[0] = words.x, out[1] = words.y, out[2] = words.z, out[3] = words.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < RUN; ++i)
+        if (column + i < k) out[i / 2] |= static_cast<unsigned>(from[(column + i) * column_stride]) << 16 * (i % 2);
+    }
+  }
+  __device__ void floats(int row, long long column, float (&out)[RUN]) const {
+    const float* from = static_cast<const float*>(data) + row * row_stride;
+#pragma unroll
+    for (int i = 0; i < RUN; i += 4) {
+      if (row < rows && wide && column + RUN <= k) {
+        const uint4 words = load16(from + column + i);
+        out[i] = __uint_as_float(words.x), out[i + 1] = __uint_as_float(words.y);
+        out[i + 2] = __uint_as_float(words.z), out[i + 3] = __uint_as_float(words.w);
+      } else {
+#pragma unroll
+        for (int j = i; j < i + 4; ++j)
+          out[j] = row < rows && column + j < k ? from[(column + j) * column_stride] : 0.0f;
+      }
+    }
+  }
+};
+
+// Multiplies mma after mma of a run: pairs 2 half and 2 half + 1 of x's rows g and g + 8, and of the weights.
+__device__ __forceinline__ void multiply(int kind, float (&acc)[4], const unsigned (&low)[RUN / 2],
+                                         const unsigned (&high)[RUN / 2], int half, unsigned first, unsigned second) {
+  const unsigned a[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};
+  const unsigned b[2] = {first, second};
+  if (kind == kHalf) {
+    mma_m16n8k16<__half>(acc, a, b, acc);
+  } else {
+    mma_m16n8k16<__nv_bfloat16>(acc, a, b, acc);
+  }
+}
+
+// Where a program's sums go: y [m, n] of `kind`, or of float32 [splits, m, n].
+struct Output {
+  void* y;
+  int kind;
+  long long m, n;
+
+  __device__ void store(long long row, long long feature, float value) const {
+    if (row < m && feature < n) store_number(y, gridDim.y == 1 ? kind : kFloat, (blockIdx.y * m + row) * n + feature, value);
+  }
+};
+
+// Grid: features / 8, splits, m / 16. Dynamic shared memory: two stages of FEATURES rows of `pitch` bytes.
+template <typename Format, bool MATRIX>
+__global__ void __launch_bounds__(128)
+dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, long long x_row,
+                  long long x_column, int x_wide, int tile, int split_tiles, int pitch, long long k, int group,
+                  int row_shift, int mode, int scale_kind, const unsigned char* bytes, long long row_stride,
+                  long long outer_stride, long long byte_stride, int inner, int dense, const void* data0, long long row0,
+                  long long column0, const void* data1, long long row1, long long column1, const void* data2,
+                  long long row2, long long column2, const void* data3, long long row3, long long column3) {
+  extern __shared__ __align__(16) unsigned char staged[];
+  __shared__ float sums[WARPS][X_ROWS][FEATURES];
+  Format format;
+  format.p = {{{data0, data1, data2, data3}, {row0, row1, row2, row3}, {column0, column1, column2, column3}},
+              k, group, row_shift, mode, scale_kind};
+  const Bytes packed{bytes, row_stride, outer_stride, byte_stride, inner, dense};
+  const int warps = blockDim.x / kWarpSize, warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int g = lane / 4, t = lane % 4;
+  const long long feature0 = blockIdx.x * static_cast<long long>(FEATURES);
+  const long long x_row0 = blockIdx.z * static_cast<long long>(X_ROWS);
+  const int rows = static_cast<int>(min(m - x_row0, static_cast<long long>(X_ROWS)));
+  const long long x_offset = x_row0 * x_row * (MATRIX ? 2 : 4);
+  const Input input{static_cast<const char*>(x) + x_offset, x_row, x_column, k, x_wide, rows};
+  const long long begin = blockIdx.y * static_cast<long long>(split_tiles) * tile;
+  const long long end = min(k, begin + static_cast<long long>(split_tiles) * tile);
+
+  const auto stage = [&](long long from, int buffer) {
+    const long long to = min(from + tile, end);
+    for (int i = warp; i < FEATURES; i += warps)
+      if (from < to && feature0 + i < n)
+        packed.stage(staged + (buffer * FEATURES + i) * pitch + 16, feature0 + i, format.first_byte(feature0 + i, from),
+                     format.last_byte(feature0 + i, to), lane, kWarpSize);
+    cp_async_commit();
+  };
+
+  float acc[MATRIX ? 4 : X_ROWS] = {};  // of an mma, or one for each row of x
+  int buffer = 0;
+  stage(begin, 0);
+  for (long long from = begin; from < end; from += tile, buffer ^= 1) {
+    stage(from + tile, buffer ^ 1);
+    cp_async_wait<1>();
+    __syncthreads();
+    const int count = static_cast<int>(min(static_cast<long long>(tile), end - from));
+    const long long row = feature0 + g;
+    const bool live = row < n;
+    const int start = live ? packed.offset(row, format.first_byte(row, from)) : 0;
+    const Staged segment{reinterpret_cast<const unsigned*>(staged), (buffer * FEATURES + g) * pitch + 16 + start};
+    for (int step = warp * STEP; step < count; step += warps * STEP) {
+      const int at = step + RUN * t;
+      const long long column = from + at;
+      float values[RUN] = {};
+      if (live && at < count) {
+        format.decode(segment, at, row, column, values);
+        if (at + RUN > count) {
+#pragma unroll
+          for (int i = 0; i < RUN; ++i) values[i] = at + i < count ? values[i] : 0.0f;
+        }
+      }
+      if constexpr (!MATRIX) {
+#pragma unroll
+        for (int r = 0; r < X_ROWS; ++r) {
+          if (r < rows) {
+            float numbers[RUN];
+            input.floats(r, column, numbers);
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) acc[r] = __fmaf_rn(values[i], numbers[i], acc[r]);
+          }
+        }
+      } else {
+        unsigned low[RUN / 2], high[RUN / 2];
+        input.pairs(g, column, low);
+        input.pairs(g + 8, column, high);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          multiply(kind, acc, low, high, half, pack_pair(kind, values[4 * half], values[4 * half + 1]),
+                   pack_pair(kind, values[4 * half + 2], values[4 * half + 3]));
+      }
+    }
+    __syncthreads();
+  }
+
+  if constexpr (!MATRIX) {
+#pragma unroll
+    for (int r = 0; r < X_ROWS; ++r) {
+      acc[r] += __shfl_xor_sync(kFullMask, acc[r], 1);
+      acc[r] += __shfl_xor_sync(kFullMask, acc[r], 2);
+      if (t == 0) sums[warp][r][g] = acc[r];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[warp][g + i / 2 * 8][2 * t + i % 2] = acc[i];
+  }
+  __syncthreads();
+  const Output output{y, kind, m, n};
+  for (int i = threadIdx.x; i < X_ROWS * FEATURES; i += blockDim.x) {
+    const int r = i / FEATURES, feature = i % FEATURES;
+    float sum = sums[0][r][feature];
+    for (int w = 1; w < warps; ++w) sum += sums[w][r][feature];
+    output.store(x_row0 + r, feature0 + feature, sum);
+  }
+}
+
+// Grid: features / 64, splits of `split` rows (a multiple of 32), m / 16 or, in float32, m / 4. Dynamic shared memory: the
+// warps' rings.
+template <typename Format, bool MATRIX>
+__global__ void __launch_bounds__(128, MATRIX ? 4 : 3)
+dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x, long long x_row,
+                     long long x_column, int x_wide, int split, long long k, int group, int mode, int scale_kind,
+                     const int* codes, long long row_stride, long long column_stride, const void* data0, long long row0,
+                     long long column0, const void* data1, long long row1, long long column1, const void* data2,
+                     long long row2, long long column2) {
+  __shared__ float sums[WARPS][X_ROWS][FEATURES * RUN];
+  const Params p{{{data0, data1, data2, nullptr}, {row0, row1, row2, 0}, {column0, column1, column2, 0}},
+                 k, group, 0, mode, scale_kind};
+  const CodeArray array{codes, row_stride, column_stride, n};
+  const int warps = blockDim.x / kWarpSize, warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int g = lane / 4, t = lane % 4;
+  const long long feature0 = blockIdx.x * static_cast<long long>(FEATURES * RUN), column = feature0 + RUN * g;
+  constexpr int most = MATRIX ? X_ROWS : FLOAT_ROWS;
+  const long long x_row0 = blockIdx.z * static_cast<long long>(most);
+  const int rows = static_cast<int>(min(m - x_row0, static_cast<long long>(most)));
+  const long long x_offset = x_row0 * x_row * (MATRIX ? 2 : 4);
+  const Input input{static_cast<const char*>(x) + x_offset, x_row, x_column, k, x_wide, rows};
+
+  const int first = blockIdx.y * split, last = static_cast<int>(min(k, static_cast<long long>(first) + split));
+  const int piece = ((last - first + STEP - 1) / STEP + warps - 1) / warps * STEP;  // of k, each warp's
+  const int begin = first + warp * piece, end = min(last, begin + piece);
+
+  extern __shared__ __align__(16) unsigned char staged[];
+  unsigned* const ring = reinterpret_cast<unsigned*>(staged) + warp * STAGES * Format::STAGE_WORDS;
+  const auto stage = [&](int from, int slot) {
+    if (from < end) Format::stage(p, array, from, feature0, ring + slot * Format::STAGE_WORDS, lane);
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) stage(begin + i * STEP, i);
+
+  Format format(p, column);
+  float acc[RUN][4] = {};  // of each column of a lane's eight
+  int slot = 0;
+  for (int from = begin; from < end; from += STEP) {
+    stage(from + (STAGES - 1) * STEP, (slot + STAGES - 1) % STAGES);
+    cp_async_wait<STAGES - 1>();
+    __syncwarp();
+    const int row = from + RUN * t;
+    const int left = column < n ? min(end - row, ROWS) : 0;
+    typename Format::Codes loaded;
+    if (left > 0) loaded.read(ring + slot * Format::STAGE_WORDS, t, g, left);
+    slot = (slot + 1) % STAGES;
+    const auto decode = [&](int i, float(&values)[RUN]) {
+#pragma unroll
+      for (int j = 0; j < RUN; ++j) values[j] = 0;
+      if (i < left) format.row(loaded, i, row + i, values);
+    };
+    if constexpr (!MATRIX) {
+      float numbers[FLOAT_ROWS][RUN];
+#pragma unroll
+      for (int r = 0; r < FLOAT_ROWS; ++r) input.floats(r, row, numbers[r]);
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) {
+        float values[RUN];
+        decode(i, values);
+#pragma unroll
+        for (int j = 0; j < RUN; ++j)
+#pragma unroll
+          for (int r = 0; r < FLOAT_ROWS; ++r) acc[j][r] = __fmaf_rn(values[j], numbers[r][i], acc[j][r]);
+      }
+    } else {
+      unsigned low[RUN / 2], high[RUN / 2];
+      input.pairs(g, row, low);
+      input.pairs(g + 8, row, high);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        unsigned weights[2][RUN];
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          float even[RUN], odd[RUN];
+          decode(4 * half + 2 * pair, even);
+          decode(4 * half + 2 * pair + 1, odd);
+#pragma unroll
+          for (int j = 0; j < RUN; ++j) weights[pair][j] = pack_pair(kind, even[j], odd[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < RUN; ++j) multiply(kind, acc[j], low, high, half, weights[0][j], weights[1][j]);
+      }
+    }
+    __syncwarp();
+  }
+
+#pragma unroll
+  for (int j = 0; j < RUN; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (!MATRIX) {
+        acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 1);
+        acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 2);
+        if (t == 0) sums[warp][i][RUN * g + j] = acc[j][i];
+      } else {
+        sums[warp][g + i / 2 * 8][RUN * (2 * t + i % 2) + j] = acc[j][i];
+      }
+    }
+  __syncthreads();
+  const Output output{y, kind, m, n};
+  for (int i = threadIdx.x; i < most * FEATURES * RUN; i += blockDim.x) {
+    const int r = i / (FEATURES * RUN), feature = i % (FEATURES * RUN);
+    float sum = sums[0][r][feature];
+    for (int w = 1; w < warps; ++w) sum += sums[w][r][feature];
+    output.store(x_row0 + r, feature0 + feature, sum);
+  }
+}
+
+// y [count] = the sum over the first axis of scratch [splits, count], in order.
+extern "C" __global__ void dequant_gemv_sum(void* y, int kind, const float* scratch, int splits, long long count) {
+  const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
+  if (i >= count) return;
+  float sum = scratch[i];
+  for (int split = 1; split < splits; ++split) sum += scratch[split * count + i];
+  store_number(y, kind, i, sum);
+}

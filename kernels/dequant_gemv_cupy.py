@@ -1,0 +1,119 @@
+"""Launcher of dequant_gemv.cu. The formats are registered in dequant_layouts.py."""
+
+from typing import Any
+
+import numpy as np
+
+from pagebench.kernels import dequant_layouts
+from pagebench.kernels.cupy_launch import address, ceil_div
+from pagebench.kernels.dequant_layouts import COLUMN_FORMATS, KINDS, STAGE_PAD, UNIT
+from pagebench.reference.dtypes import FLOAT32
+
+SOURCE = "dequant_gemv.cu"
+THREADS = 128
+X_ROWS = 16  # as in dequant_gemv.cu
+FLOAT_ROWS = 4
+FEATURES = 8
+COLUMNS = 64
+STEP = 32
+STAGES = 4
+
+# Programs wanted: four for each of 132 SMs. Splitting k costs a pass over float32 sums, small beside the weights as
+# long as a split has some hundred of k.
+PROGRAMS = 528
+LEAST_SPLIT = 512
+TILE_BYTES = 1024  # of packed bytes per output feature and stage: two stages of eight are 17 KB, eight programs per SM
+SUM_THREADS = 256
+
+
+def dequant_gemv(
+    provider: Any, problem: Any, *, threads: int = THREADS, tile: int | None = None, split: int | None = None
+) -> Any:
+    """y [m, n] of problem.dtype. `provider` supplies `device` and `empty`.
+
+    threads: of a program, 32, 64 or 128. tile: weights of a feature per stage of a row format, a multiple of 256.
+    split: of k per program, rounded up to tiles, or to 32 of column formats. None chooses.
+    """
+    if problem.format in COLUMN_FORMATS:
+        return _columns(provider, problem, threads, split)
+    return _rows(provider, problem, threads, tile, split)
+
+
+def _rows(provider: Any, problem: Any, threads: int, tile: int | None, split: int | None) -> Any:
+    arguments = dequant_layouts.row_arguments(problem, one_row=False)
+    nbytes, (n, k) = arguments.format.nbytes, problem.shape
+    tile = tile or UNIT * max(1, TILE_BYTES // nbytes)
+    programs = ceil_div(n, FEATURES), ceil_div(problem.m, X_ROWS)
+    split_tiles = ceil_div(_split(programs, k, split), tile)
+    pitch = _pitch(tile // UNIT * nbytes + STAGE_PAD + 16)
+    grid = (programs[0], ceil_div(k, split_tiles * tile), programs[1])
+    args = (
+        *_input(problem),
+        *(np.int32(tile), np.int32(split_tiles), np.int32(pitch), np.int64(k)),
+        *arguments.parameters,
+        *arguments.packed,
+        *arguments.arrays,
+    )
+    name = f"dequant_gemv_rows<{arguments.format.struct}, {_matrix(problem)}>"
+    return _launch(provider, problem, name, grid, threads, args, 2 * FEATURES * pitch)
+
+
+def _columns(provider: Any, problem: Any, threads: int, split: int | None) -> Any:
+    n, k = problem.shape
+    parameters, arrays = dequant_layouts.column_parameters(problem)
+    rows = FLOAT_ROWS if problem.dtype == FLOAT32 else X_ROWS
+    programs = ceil_div(n, COLUMNS), ceil_div(problem.m, rows)
+    split = STEP * ceil_div(_split(programs, k, split), STEP)
+    grid = (programs[0], ceil_div(k, split), programs[1])
+    args = (*_input(problem), np.int32(split), np.int64(k), *parameters, *arrays)
+    name = f"dequant_gemv_columns<{COLUMN_FORMATS[problem.format].struct}, {_matrix(problem)}>"
+    shared = threads // 32 * STAGES * COLUMN_FORMATS[problem.format].stage_words * 4
+    return _launch(provider, problem, name, grid, threads, args, shared)
+
+
+def _split(programs: tuple[int, int], k: int, split: int | None) -> int:
+    """How much of k a program takes."""
+    wanted = max(1, PROGRAMS // (programs[0] * programs[1]))
+    return split or min(k, max(LEAST_SPLIT, ceil_div(k, wanted)))
+
+
+def _matrix(problem: Any) -> str:
+    """Whether tensor cores multiply."""
+    return str(problem.dtype != FLOAT32).lower()
+
+
+def _pitch(nbytes: int) -> int:
+    """At least `nbytes`, and 16 beyond a multiple of 128: then rows of four lanes' words lie in different banks."""
+    return ceil_div(nbytes - 16, 128) * 128 + 16
+
+
+def _input(problem: Any) -> tuple[Any, ...]:
+    """m, n, x with its strides, and whether its runs are 16-byte words."""
+    row, column = (stride // problem.x.itemsize for stride in problem.x.strides)
+    wide = (column == 1 or problem.shape[1] == 1) and (address(problem.x) | row * problem.x.itemsize) % 16 == 0
+    sizes = np.int64(problem.m), np.int64(problem.shape[0])
+    return (*sizes, problem.x, np.int64(row), np.int64(column), np.int32(wide))
+
+
+def _launch(
+    provider: Any, problem: Any, name: str, grid: tuple[int, int, int], threads: int, args: tuple[Any, ...], shared: int
+) -> Any:
+    y = provider.empty((problem.m, problem.shape[0]), problem.dtype)
+    splits, kind = grid[1], KINDS[problem.dtype]
+    sums = provider.empty((splits, *y.shape), np.float32) if splits > 1 else y
+    provider.device.kernel(SOURCE, name)(grid, (threads,), (sums, kind, *args), shared_mem=shared)
+    if splits > 1:
+        count = problem.m * problem.shape[0]
+        add = provider.device.kernel(SOURCE, "dequant_gemv_sum")
+        add((ceil_div(count, SUM_THREADS),), (SUM_THREADS,), (y, kind, sums, np.int32(splits), np.int64(count)))
+    return y
+
+
+def rejects(problem: Any) -> str | None:
+    """Why a host problem is not supported; None when it is."""
+    return dequant_layouts.rejects(problem)
+
+
+def variants(problem: Any) -> list[dict[str, Any]]:
+    """The default, and tiles and splits so small that little weights have several."""
+    return [{}, {"threads": 64, "tile": UNIT, "split": UNIT}, {"threads": 32, "tile": UNIT, "split": 32}]
