@@ -208,8 +208,10 @@ class Bits4(PackedFormat):
         }
 
     def decode(self, packed: Packed, shape: Shape, group_size: int | None, contract: str) -> Array:
-        absmax = sum(self._absmax_terms(packed))
-        return self._scaled(self.table, packed, np.asarray(absmax), shape, group_size)
+        absmax, *offset = self._absmax_terms(packed)
+        if offset:
+            absmax = absmax + offset[0]
+        return self._scaled(self.table, packed, absmax, shape, group_size)
 
     def magnitude(self, packed: Packed, shape: Shape, group_size: int | None) -> Array:
         absmax = sum(abs(term.astype(np.float64)) for term in self._absmax_terms(packed))
