@@ -1,63 +1,88 @@
-"""Paged attention in Triton: split-KV decode, one query per sequence.
+"""Paged attention in Triton: decode, prefill, chunked prefill and mixed batches, split over the keys.
 
-What it computes: for each query head, softmax(scale * q k^T) v over the sequence's keys, and the log of the
-denominator. Layout: query and out [num_tokens, num_query_heads, head_size]; key_cache and value_cache [num_blocks,
-block_size, num_kv_heads, head_size] through block_table [num_seqs, max_blocks].
+What it computes: for each query head, softmax(scale * q k^T) v over the keys that the query sees, and the log of the
+denominator; with causal masks, windows, soft caps, ALiBi, sinks and quantised caches as the problem says. Layout: query
+and out [num_tokens, num_query_heads, head_size]; key_cache and value_cache [num_blocks, block_size, num_kv_heads,
+head_size] through block_table [num_seqs, max_blocks].
 
-One program of `attend_kernel` works for one sequence, one KV head and one split (a run of keys), for all query heads of
-the group, so each K and V byte is read once whatever the group. It walks the split in tiles of keys with an online
-softmax in base 2, sums in float32. A sequence of one split writes its result at once; of several, each writes its
-weighted sum, maximum and denominator to scratch, and `combine_kernel` adds them up. Where splits end depends on the
-sequence's own length alone, so a sequence's result has the same bits in any batch.
+One program of `attend_kernel` works for one sequence, one KV head, a tile of rows (query, query head of the group) and
+one split (a run of keys), so each K and V byte is read once for all rows of a tile: once in all when the query heads of
+a decode fit a tile. It walks the keys in tiles with an online softmax in base 2, sums in float32. A short sequence of
+several splits writes its weighted sums, maxima and denominators to scratch, and `combine_kernel` adds them up; every
+other writes its result at once. `paged_attention_ranges_triton` says which sequences are short and where splits end: by
+a sequence's own lengths alone, so that its result has the same bits in any batch. Short and long sequences get launches
+of their own, with tiles of their own. Features are compiled in where a problem has them and cost nothing where not.
 
-Traffic: K and V once; query once per split; scratch 4 * (head_size + 2) bytes per query head and split, written and
-read, 1/64 of K and V at a group of 4, head size 128, 16-bit values and 512 keys.
+Traffic: K and V once per tile of rows; query once per split; scratch 4 * (head_size + 2) bytes per query head and
+split, written and read, 1/64 of K and V at a group of 4, head size 128, 16-bit values and 512 keys. Heads of more than
+MAX_COLUMNS elements are cut into parts, each of which reads all of K and its own columns of V.
 
 Code generation (Triton 3.9; Llama-3-8B, 8 sequences of 4096 keys, blocks of 16, fp16), nothing run: 96 registers on
-sm_80, 112 on sm_90, 109 on sm_100, no spill; every K and V load a 16-byte LDGSTS (24), 16 HMMA, 38,144 bytes of shared
-memory; 512 programs, four to an SM, with up to 128 KB of K and V on their way per SM. (vLLM 0.33's unified attention on
-the same problem, sm_80: 107 registers, 16 LDGSTS of 16 bytes, 21,760 bytes, 80 programs.) Triton 3.6 gives the same
-widths, 110 registers on sm_90.
+sm_80, 114 on sm_90, no spill; every K and V load a 16-byte LDGSTS (24), 16 HMMA, 38,144 bytes of shared memory; 512
+programs, four to an SM, with up to 128 KB of K and V on their way per SM (and 128 programs that look for sequences of
+several queries and find none). vLLM 0.33's unified attention on the same problem, sm_80: 107 registers, 16 LDGSTS of 16
+bytes, 21,760 bytes, 80 programs. It binds four queries to a program, which leaves most SMs idle in a decode.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import torch
 import triton
 import triton.language as tl
 
+from pagebench.kernels.paged_attention_ranges_triton import (
+    Grid,
+    long_tile,
+    scratch_query,
+    short_tile,
+    split_size,
+    tile_keys,
+)
+from pagebench.kernels.paged_attention_scores_triton import (
+    FORMATS,
+    aligned_elements,
+    capped,
+    codes_of,
+    numbers,
+    scale_arguments,
+    with_sink,
+)
 from pagebench.kernels.triton_arrays import numpy_dtype, vector_elements
 from pagebench.reference.dtypes import FLOAT32
 from pagebench.reference.paged_attention import PagedAttention
 
-MIN_HEAD_SIZE, MAX_HEAD_SIZE = 32, 256
 SPLIT = 512  # keys: 1 x 32k and 8 x 4k of 8 KV heads both give 512 programs, 3.9 for each of 132 SMs
 MAX_SPLITS = 64  # of one sequence; beyond SPLIT * MAX_SPLITS keys the splits grow, which bounds the scratch
+# Queries of a short sequence, at most. With as many tokens as this, or fewer, a batch needs no launch for long ones.
+SPLIT_QUERIES = 64
 TILE_BYTES = 8192  # of K (and of V) per tile
 STAGES = (
     5  # tiles' block ids, K and V are on their way two tiles ahead: 32 KB per program, 128 KB per SM of four programs
 )
 MIN_TILE, MAX_TILE = 16, 128  # keys per tile; 16 is the depth of a tensor core instruction in P V
+MIN_COLUMNS, MAX_COLUMNS = 16, 256  # head elements per program; 16 is the depth of a tensor core instruction in Q K^T
 PARTS = 16  # splits that `combine_kernel` reads at a time
 MIN_DOT_ROWS = 16  # rows of a tensor core instruction; a smaller group is padded, which costs no memory traffic
-# Query heads per program; a larger group is split over programs, which share K and V in the L2. In float32, with no
-# tensor cores, more than 16 rows of 256 elements do not fit the registers.
+# Rows per program; a larger group is split over programs, which share K and V in the L2. In float32, with no tensor
+# cores, more than 16 rows of 256 elements do not fit the registers.
 MAX_ROWS, MAX_ROWS_FLOAT32 = 64, 16
+LONG_TILE_BYTES, LONG_STAGES = 16384, 3  # of long sequences, which compute on 64 rows for each tile of K and V
 LOG2_E = 1.4426950408889634
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+LOG2_E_: tl.constexpr = tl.constexpr(LOG2_E)
 
 # Integers whose divisibility and whose being 1 change nothing: specialising on them would only compile more variants.
-_SIZES = ("block_size", "group", "num_kv_heads", "head_tiles", "num_heads", "split", "max_splits", "num_splits")
-_STRIDES = ("qs0", "qs1", "qs2", "ks0", "ks1", "ks2", "ks3", "vs0", "vs1", "vs2", "vs3", "ts0", "ts1", "ls0", "ss0")
+_SIZES = (
+    *("block_size", "group", "num_kv_heads", "row_tiles", "num_heads", "split", "max_splits", "num_splits", "window"),
+    *("num_seqs", "split_queries", "by_token"),
+)
+_STRIDES = (
+    *("qs0", "qs1", "qs2", "ks0", "ks1", "ks2", "ks3", "vs0", "vs1", "vs2", "vs3", "ts0", "ts1", "ls0", "ss0"),
+    *("as0", "sinks0", "kss0", "kss1", "kss2", "vss0", "vss1", "vss2"),
+)
 _UNSPECIALISED = (*_SIZES, *_STRIDES)
-
-
-@triton.jit
-def _split_size(length, split, max_splits, TILE: tl.constexpr):
-    """Keys per split of a sequence of `length` keys, and how many splits it has (1 for an empty one)."""
-    size = tl.maximum(split, tl.cdiv(tl.cdiv(length, max_splits), TILE) * TILE)
-    return size, tl.maximum(tl.cdiv(length, size), 1)
 
 
 @triton.jit(do_not_specialize=_UNSPECIALISED)
@@ -68,19 +93,30 @@ def attend_kernel(
     block_table,
     seq_lens,
     query_start,
+    alibi_slopes,
+    sinks,
+    key_scale,
+    value_scale,
     out,
     lse,
     part_sum,
     part_max,
     part_denominator,
-    scale_log2,
+    factor,
+    cap_factor,
+    cap,
+    value_factor,
+    window,
     block_size,
     group,
+    num_seqs,
     split,
     max_splits,
     num_splits,
+    split_queries,
+    by_token,
     num_kv_heads,
-    head_tiles,
+    row_tiles,
     qs0,
     qs1,
     qs2,
@@ -96,6 +132,14 @@ def attend_kernel(
     ts1,
     ls0,
     ss0,
+    as0,
+    sinks0,
+    kss0,
+    kss1,
+    kss2,
+    vss0,
+    vss1,
+    vss2,
     HEAD_SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
     ROWS: tl.constexpr,
@@ -103,46 +147,109 @@ def attend_kernel(
     Q_VECTOR: tl.constexpr,
     KV_VECTOR: tl.constexpr,
     MULTIPLY: tl.constexpr,
+    LONG: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    KEY_SCALE: tl.constexpr,
+    VALUE_SCALE: tl.constexpr,
 ):
+    """Programs of short sequences, or, LONG, of long ones; the others find that their sequence is of the other kind."""
     program = tl.program_id(0)
-    kv_head, head_tile = program % (num_kv_heads * head_tiles) // head_tiles, program % head_tiles
-    split_index = program // (num_kv_heads * head_tiles) % num_splits
-    seq = program // (num_kv_heads * head_tiles * num_splits)
+    COLUMNS: tl.constexpr = (HEAD_SIZE + TILE_D - 1) // TILE_D
+    column = program % COLUMNS  # of the parts of a head
+    kv_head = program // COLUMNS % num_kv_heads
+    rest = program // (num_kv_heads * COLUMNS)
+    if LONG:
+        split_index = 0
+        seq, row_tile = long_tile(rest, query_start, ss0, num_seqs, group, ROWS)
+    else:
+        split_index = rest % num_splits
+        seq, row_tile = short_tile(rest // num_splits, query_start, ss0, num_seqs, group, row_tiles, ROWS)
 
     token = tl.load(query_start + seq * ss0)
-    has_query = tl.load(query_start + (seq + 1) * ss0) > token
+    queries = tl.load(query_start + (seq + 1) * ss0) - token
     length = tl.load(seq_lens + seq * ls0)
-    size, splits = _split_size(length, split, max_splits, TILE)
-    if has_query & (split_index < splits):
-        row = head_tile * ROWS + tl.arange(0, ROWS)  # of the group
-        head = kv_head * group + row
-        d = tl.arange(0, TILE_D)
-        row_d = (row < group)[:, None] & (d < HEAD_SIZE)[None, :]
-        # Strides come in units of *_VECTOR elements, so that the compiler knows how far accesses are aligned.
-        q_offset = (token.to(tl.int64) * qs0 + head.to(tl.int64) * qs1) * Q_VECTOR
-        q_d = d if Q_VECTOR > 1 else d.to(tl.int64) * qs2
-        q = tl.load(query + q_offset[:, None] + q_d[None, :], mask=row_d, other=0.0)
+    if LONG:
+        begin, end, splits = 0, length, 1
+        stop_row = tl.where(queries > split_queries, tl.minimum(queries * group, (row_tile + 1) * ROWS), 0)
+    else:
+        first, size, splits = split_size(length, queries, window, split, max_splits, TILE, WINDOW)
+        begin = first + split_index * size
+        end = tl.minimum(begin + size, length)
+        stop_row = tl.where((queries <= split_queries) & (split_index < splits), queries * group, 0)
 
-        k_d = key_cache + kv_head.to(tl.int64) * ks2 * KV_VECTOR + (d if KV_VECTOR > 1 else d.to(tl.int64) * ks3)
-        v_d = value_cache + kv_head.to(tl.int64) * vs2 * KV_VECTOR + (d if KV_VECTOR > 1 else d.to(tl.int64) * vs3)
-        table = block_table + seq.to(tl.int64) * ts0
+    d = tl.arange(0, TILE_D)
+    column_d = d + column * TILE_D
+    if KEY_SCALE == 1:
+        factor *= tl.load(key_scale + kv_head * kss2)
+    k_head = key_cache + kv_head.to(tl.int64) * ks2 * KV_VECTOR
+    v_head = value_cache + kv_head.to(tl.int64) * vs2 * KV_VECTOR
+    k_d = k_head + (d if KV_VECTOR > 1 else d.to(tl.int64) * ks3)
+    v_d = v_head + (column_d if KV_VECTOR > 1 else column_d.to(tl.int64) * vs3)
+    table = block_table + seq.to(tl.int64) * ts0
+
+    first_row = row_tile * ROWS
+    if first_row < stop_row:
+        row = first_row + tl.arange(0, ROWS)
+        real = row < queries * group
+        index = row // group  # of the query in its sequence
+        head = kv_head * group + row % group
+        # Strides come in units of *_VECTOR elements, so that the compiler knows how far accesses are aligned.
+        q_row = query + ((token + index).to(tl.int64) * qs0 + head.to(tl.int64) * qs1) * Q_VECTOR
+        q_d = d if Q_VECTOR > 1 else d.to(tl.int64) * qs2
+        q = tl.load(q_row[:, None] + q_d[None, :], mask=real[:, None] & (d < HEAD_SIZE)[None, :], other=0.0)
+        at = length - queries + index  # position of the query
+        if ALIBI:
+            slope = tl.load(alibi_slopes + head * as0, mask=real, other=0.0) * LOG2_E_
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         denominator = tl.zeros([ROWS], tl.float32)
         total = tl.zeros([ROWS, TILE_D], tl.float32)
-        stop = tl.minimum((split_index + 1) * size, length)
-        for start in range(split_index * size, stop, TILE):
-            position = start + tl.arange(0, TILE)
+        lowest, highest = first_row // group, tl.minimum((first_row + ROWS - 1) // group, queries - 1)
+        start, stop = tile_keys(lowest, highest, begin, end, length, queries, window, CAUSAL, WINDOW)
+        # The last of these keys that a row sees.
+        last = tl.where(real, tl.minimum(at, stop - 1) if CAUSAL else stop - 1, -1)
+        for tile in range(start, stop, TILE):
+            position = tile + tl.arange(0, TILE)
             live = position < stop
             block = tl.load(table + (position // block_size).to(tl.int64) * ts1, mask=live, other=0).to(tl.int64)
             slot = (position % block_size).to(tl.int64)
             key_d = live[:, None] & (d < HEAD_SIZE)[None, :]
-            k = tl.load(k_d[None, :] + ((block * ks0 + slot * ks1) * KV_VECTOR)[:, None], mask=key_d, other=0.0)
+            k = tl.load(k_d[None, :] + ((block * ks0 + slot * ks1) * KV_VECTOR)[:, None], mask=key_d, other=0)
+            k = numbers(k, FORMAT, q.dtype)
             if MULTIPLY:
                 score = tl.sum(q[:, None, :] * k[None, :, :], axis=2)
             else:
                 score = tl.dot(q, tl.trans(k), input_precision="ieee")
-            score = tl.where(live[None, :], score * scale_log2, float("-inf"))
+            for part in range(TILE_D, HEAD_SIZE, TILE_D):  # of a head that does not fit a tile
+                e = part + d
+                q_e = (e if Q_VECTOR > 1 else e.to(tl.int64) * qs2)[None, :]
+                k_e = (e if KV_VECTOR > 1 else e.to(tl.int64) * ks3)[None, :]
+                inside = (e < HEAD_SIZE)[None, :]
+                q_more = tl.load(q_row[:, None] + q_e, mask=real[:, None] & inside, other=0.0)
+                k_slot = k_head + ((block * ks0 + slot * ks1) * KV_VECTOR)[:, None]
+                k_more = numbers(tl.load(k_slot + k_e, mask=live[:, None] & inside, other=0), FORMAT, q.dtype)
+                if MULTIPLY:
+                    score += tl.sum(q_more[:, None, :] * k_more[None, :, :], axis=2)
+                else:
+                    score = tl.dot(q_more, tl.trans(k_more), score, input_precision="ieee")
+            if KEY_SCALE == 2:
+                scale_of = key_scale + block * kss0 + slot * kss1 + kv_head * kss2
+                score *= tl.load(scale_of, mask=live, other=0.0)[None, :]
+            if CAP:
+                score = capped(score, cap_factor * factor, cap)
+            else:
+                score *= factor
+            if ALIBI:
+                score += slope[:, None] * (position[None, :] - at[:, None]).to(tl.float32)
+            seen = position[None, :] <= last[:, None]
+            if WINDOW:
+                seen = seen & (position[None, :] > at[:, None] - window)
+            score = tl.where(seen, score, float("-inf"))
 
             new_top = tl.maximum(top, tl.max(score, axis=1))
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key
@@ -151,55 +258,85 @@ def attend_kernel(
             denominator = denominator * rescale + tl.sum(weight, axis=1)
             top = new_top
 
-            v = tl.load(v_d[None, :] + ((block * vs0 + slot * vs1) * KV_VECTOR)[:, None], mask=key_d, other=0.0)
+            value_d = live[:, None] & (column_d < HEAD_SIZE)[None, :]
+            v = tl.load(v_d[None, :] + ((block * vs0 + slot * vs1) * KV_VECTOR)[:, None], mask=value_d, other=0)
+            v = numbers(v, FORMAT, query.dtype.element_ty)
+            if VALUE_SCALE == 2:
+                scale_of = value_scale + block * vss0 + slot * vss1 + kv_head * vss2
+                v_scale = tl.load(scale_of, mask=live, other=0.0)[:, None]
+                v = (v.to(tl.float32) * v_scale).to(v.dtype)
             total = total * rescale[:, None]
             if MULTIPLY:
                 total += tl.sum(weight[:, :, None] * v[None, :, :], axis=1)
             else:
                 total = tl.dot(weight.to(v.dtype), v, total, input_precision="ieee")
 
-        result = token.to(tl.int64) * (num_kv_heads * group) + head  # row of [num_tokens * num_query_heads]
+        if FORMAT != 0:
+            if VALUE_SCALE == 1:
+                value_factor = tl.load(value_scale + kv_head * vss2)
+            if VALUE_SCALE != 2:
+                total = total * value_factor
+        row_d = real[:, None] & (column_d < HEAD_SIZE)[None, :]
+        result = (token + index).to(tl.int64) * (num_kv_heads * group) + head  # row of [num_tokens * num_query_heads]
         if splits == 1:
+            if SINKS:
+                sink = tl.load(sinks + head * sinks0, mask=real, other=0.0) * LOG2_E_
+                top, denominator, rescale = with_sink(top, denominator, sink)
+                total = total * rescale[:, None]
             safe = tl.where(denominator == 0.0, 1.0, denominator)
             mean = total * tl.div_rn(1.0, safe)[:, None]
-            tl.store(out + result[:, None] * HEAD_SIZE + d[None, :], mean.to(out.dtype.element_ty), mask=row_d)
+            tl.store(out + result[:, None] * HEAD_SIZE + column_d[None, :], mean.to(out.dtype.element_ty), mask=row_d)
             log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
-            tl.store(lse + result, log, mask=row < group)
+            tl.store(lse + result, log, mask=real & (column == 0))
         else:
+            base = token if by_token else seq * split_queries
+            result = (base + index).to(tl.int64) * (num_kv_heads * group) + head
             part = result * num_splits + split_index
-            tl.store(part_sum + part[:, None] * HEAD_SIZE + d[None, :], total, mask=row_d)
-            tl.store(part_max + part, top, mask=row < group)
-            tl.store(part_denominator + part, denominator, mask=row < group)
+            tl.store(part_sum + part[:, None] * HEAD_SIZE + column_d[None, :], total, mask=row_d)
+            tl.store(part_max + part, top, mask=real & (column == 0))
+            tl.store(part_denominator + part, denominator, mask=real & (column == 0))
 
 
 @triton.jit(do_not_specialize=_UNSPECIALISED)
 def combine_kernel(
     seq_lens,
     query_start,
+    sinks,
     part_sum,
     part_max,
     part_denominator,
     out,
     lse,
+    window,
     num_heads,
     split,
     max_splits,
     num_splits,
+    split_queries,
+    by_token,
+    num_seqs,
     ls0,
     ss0,
+    sinks0,
     HEAD_SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
-    """One query head of one sequence: the sum of its splits. PARTS splits are read at a time."""
-    seq, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    """One query head of one query of a short sequence: the sum of its splits. PARTS splits are read at a time."""
+    program = tl.program_id(0)
+    COLUMNS: tl.constexpr = (HEAD_SIZE + TILE_D - 1) // TILE_D
+    column, head = program % COLUMNS, program // COLUMNS % num_heads
+    slot = program // (COLUMNS * num_heads)
+    seq, index = scratch_query(slot, query_start, ss0, num_seqs, split_queries, by_token)
     token = tl.load(query_start + seq * ss0)
-    has_query = tl.load(query_start + (seq + 1) * ss0) > token
-    _, splits = _split_size(tl.load(seq_lens + seq * ls0), split, max_splits, TILE)
-    if has_query & (splits > 1):
-        row = token.to(tl.int64) * num_heads + head
-        d = tl.arange(0, TILE_D)
+    queries = tl.load(query_start + (seq + 1) * ss0) - token
+    _, _, splits = split_size(tl.load(seq_lens + seq * ls0), queries, window, split, max_splits, TILE, WINDOW)
+    if (index < queries) & (queries <= split_queries) & (splits > 1):
+        row = slot.to(tl.int64) * num_heads + head
+        d = column * TILE_D + tl.arange(0, TILE_D)
         top = tl.full([], float("-inf"), tl.float32)
         denominator = tl.zeros([], tl.float32)
         total = tl.zeros([TILE_D], tl.float32)
@@ -220,9 +357,15 @@ def combine_kernel(
             denominator = denominator * rescale + tl.sum(weight * size, axis=0)
             total = total * rescale + tl.sum(weight[:, None] * sums, axis=0)
             top = new_top
-        mean = total * tl.div_rn(1.0, denominator)  # more than one split: there are keys
-        tl.store(out + row * HEAD_SIZE + d, mean.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
-        tl.store(lse + row, top * LN_2 + tl.log(denominator))
+        if SINKS:
+            top, denominator, rescale = with_sink(top, denominator, tl.load(sinks + head * sinks0) * LOG2_E_)
+            total = total * rescale
+        safe = tl.where(denominator == 0.0, 1.0, denominator)  # a query before the first key sees none
+        result = (token + index).to(tl.int64) * num_heads + head
+        mean = total * tl.div_rn(1.0, safe)
+        tl.store(out + result * HEAD_SIZE + d, mean.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
+        log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
+        tl.store(lse + result, log, mask=column == 0)
 
 
 def paged_attention(
@@ -231,106 +374,154 @@ def paged_attention(
     *,
     split: int = SPLIT,
     max_splits: int = MAX_SPLITS,
+    split_queries: int = SPLIT_QUERIES,
     tile: int | None = None,
+    rows: int | None = None,
     num_warps: int = 4,
-    num_stages: int = STAGES,
+    num_stages: int | None = None,
 ) -> tuple[Any, Any]:
     """(out like query, lse float32 [num_tokens, num_query_heads]) of a problem with device arrays.
 
     `empty(shape, dtype)` makes every output and scratch array. split: keys per split; max_splits: of one sequence;
-    tile: keys per step, a power of two.
+    split_queries: queries of a sequence that is split, at most; tile: keys per step, rows: rows of a tile of a long
+    sequence, both powers of two.
     """
-    query, key, value, table = problem.query, problem.key_cache, problem.value_cache, problem.block_table
+    query = problem.query
     num_tokens, num_heads, head_size = query.shape
-    block_size, num_kv_heads = key.shape[1:3]
-    num_seqs = problem.seq_lens.shape[0]
-    shape = _shape(query, num_heads // num_kv_heads, tile)
-    num_splits = max(1, min(max_splits, triton.cdiv(table.shape[1] * block_size, split)))
+    num_seqs, num_kv_heads = problem.seq_lens.shape[0], problem.key_cache.shape[2]
+    short = _Tiles.short(query, num_heads // num_kv_heads, tile)
+    long = _Tiles.long(query, rows, tile)
+    splitting = {"split": split, "max_splits": max_splits, "split_queries": split_queries}
+    grid = Grid.of(problem, rows=short.rows, long_rows=long.rows, **splitting)
 
     out = empty((num_tokens, num_heads, head_size), numpy_dtype(query))
     lse = empty((num_tokens, num_heads), FLOAT32)
     parts = (lse, lse, lse)  # not used
-    if num_splits > 1:
-        scratch = (num_tokens, num_heads, num_splits)
+    if grid.num_splits > 1:
+        scratch = (grid.scratch_tokens, num_heads, grid.num_splits)
         parts = (empty((*scratch, head_size), FLOAT32), empty(scratch, FLOAT32), empty(scratch, FLOAT32))
-    if num_seqs == 0:
+    if num_seqs == 0 or num_tokens == 0:
         return out, lse
 
-    q_vector = vector_elements(query)
-    kv_vector = min(vector_elements(key), vector_elements(value))
-    head_tiles = triton.cdiv(num_heads // num_kv_heads, shape["ROWS"])
-    ranges = (problem.seq_lens, problem.query_start)
-    range_strides = (problem.seq_lens.stride(0), problem.query_start.stride(0))
-    attend_kernel[(num_seqs * num_splits * num_kv_heads * head_tiles,)](
-        query,
-        key,
-        value,
-        table,
-        *ranges,
-        out,
-        lse,
-        *parts,
-        float(problem.scale) * LOG2_E,
-        block_size,
-        num_heads // num_kv_heads,
-        split,
-        max_splits,
-        num_splits,
-        num_kv_heads,
-        head_tiles,
-        *(stride // q_vector for stride in query.stride()),
-        *(stride // kv_vector for stride in (*key.stride(), *value.stride())),
-        *table.stride(),
-        *range_strides,
-        **shape,
-        Q_VECTOR=q_vector,
-        KV_VECTOR=kv_vector,
-        MULTIPLY=shape["ROWS"] == 1,
-        num_warps=num_warps,
-        num_stages=num_stages,
+    columns = triton.cdiv(head_size, short.columns)
+    arguments = _arguments(problem, out, lse, parts, grid, **splitting)
+    launch = {"num_warps": num_warps}
+    attend_kernel[(grid.short_tiles * grid.num_splits * num_kv_heads * columns,)](
+        **arguments, **short.constants(), LONG=False, **launch, num_stages=num_stages or short.stages
     )
-    if num_splits > 1:
-        combine_kernel[(num_seqs * num_heads,)](
-            *ranges,
-            *parts,
-            out,
-            lse,
-            num_heads,
-            split,
-            max_splits,
-            num_splits,
-            *range_strides,
-            HEAD_SIZE=head_size,
-            TILE_D=shape["TILE_D"],
-            TILE=shape["TILE"],
+    if grid.num_splits > 1:
+        shared = {name: value for name, value in arguments.items() if name in combine_kernel.arg_names}
+        combine_kernel[(grid.scratch_tokens * num_heads * columns,)](
+            **shared,
+            num_heads=num_heads,
+            TILE_D=short.columns,
+            TILE=short.tile,
             PARTS=PARTS,
             num_warps=4,
+        )
+    if grid.long_tiles:
+        attend_kernel[(grid.long_tiles * num_kv_heads * columns,)](
+            **arguments, **long.constants(), LONG=True, **launch, num_stages=num_stages or long.stages
         )
     return out, lse
 
 
-def _shape(query: Any, group: int, tile: int | None) -> dict[str, int]:
-    """The compile-time sizes of a launch: query rows, keys and head elements per tile."""
-    head_size = query.shape[2]
-    tile_d = triton.next_power_of_2(head_size)
-    float32 = query.element_size() == 4
-    rows = min(triton.next_power_of_2(group), MAX_ROWS_FLOAT32 if float32 else MAX_ROWS)
-    rows = rows if float32 else max(rows, MIN_DOT_ROWS)
-    tile = tile or max(MIN_TILE, min(MAX_TILE, TILE_BYTES // (tile_d * query.element_size())))
-    return {"HEAD_SIZE": head_size, "TILE_D": tile_d, "ROWS": rows, "TILE": tile}
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The compile-time sizes of a launch: rows, keys and head elements of a tile, tiles on their way."""
+
+    rows: int
+    tile: int
+    columns: int
+    stages: int
+
+    @classmethod
+    def short(cls, query: torch.Tensor, group: int, tile: int | None) -> "_Tiles":
+        float32 = query.element_size() == 4
+        rows = min(triton.next_power_of_2(group), MAX_ROWS_FLOAT32 if float32 else MAX_ROWS)
+        rows = rows if float32 else max(rows, MIN_DOT_ROWS)
+        return cls(rows, tile or _keys(query, TILE_BYTES), _columns(query), STAGES)
+
+    @classmethod
+    def long(cls, query: torch.Tensor, rows: int | None, tile: int | None) -> "_Tiles":
+        if query.element_size() == 4:
+            return cls(rows or MAX_ROWS_FLOAT32, tile or _keys(query, TILE_BYTES), _columns(query), LONG_STAGES)
+        return cls(rows or MAX_ROWS, tile or _keys(query, LONG_TILE_BYTES), _columns(query), LONG_STAGES)
+
+    def constants(self) -> dict[str, Any]:
+        return {"ROWS": self.rows, "TILE": self.tile, "TILE_D": self.columns, "MULTIPLY": self.rows == 1}
+
+
+def _columns(query: torch.Tensor) -> int:
+    """Head elements per program."""
+    return max(MIN_COLUMNS, min(MAX_COLUMNS, triton.next_power_of_2(query.shape[2])))
+
+
+def _keys(query: torch.Tensor, tile_bytes: int) -> int:
+    """Keys of a tile: `tile_bytes` of K in the query's dtype, which is what a program computes with."""
+    return max(MIN_TILE, min(MAX_TILE, tile_bytes // (_columns(query) * query.element_size())))
+
+
+def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Grid, **splitting: int) -> dict[str, Any]:
+    """The arguments by name that all launches of a problem have in common."""
+    query, key, value = problem.query, codes_of(problem.key_cache), codes_of(problem.value_cache)
+    q_vector, kv_vector = vector_elements(query), aligned_elements(key, value)
+    key_factor, key_scale, key_strides, key_given = scale_arguments(problem.key_scale, lse)
+    value_factor, value_scale, value_strides, value_given = scale_arguments(problem.value_scale, lse)
+    slopes, sinks = problem.alibi_slopes, problem.sinks
+    cap = problem.soft_cap
+    # In base 2; a soft cap is put in front of it.
+    scale = float(problem.scale) * key_factor * (1.0 if cap else LOG2_E)
+    strides = {"qs": (query.stride(), q_vector), "ks": (key.stride(), kv_vector), "vs": (value.stride(), kv_vector)}
+    strides |= {"kss": (key_strides, 1), "vss": (value_strides, 1), "ts": (problem.block_table.stride(), 1)}
+    return {
+        "query": query,
+        "key_cache": key,
+        "value_cache": value,
+        "block_table": problem.block_table,
+        "seq_lens": problem.seq_lens,
+        "query_start": problem.query_start,
+        "alibi_slopes": lse if slopes is None else slopes,
+        "sinks": lse if sinks is None else sinks,
+        "key_scale": key_scale,
+        "value_scale": value_scale,
+        "out": out,
+        "lse": lse,
+        **dict(zip(("part_sum", "part_max", "part_denominator"), parts, strict=True)),
+        "factor": scale,
+        "cap_factor": 2 * LOG2_E / cap if cap else 0.0,
+        "cap": cap * LOG2_E if cap else 0.0,
+        "value_factor": value_factor,
+        "window": problem.window or 1,
+        "block_size": key.shape[1],
+        "group": query.shape[1] // key.shape[2],
+        "num_seqs": problem.seq_lens.shape[0],
+        "num_kv_heads": key.shape[2],
+        "row_tiles": grid.row_tiles,
+        "num_splits": grid.num_splits,
+        "by_token": int(grid.by_token),
+        **splitting,
+        **{f"{name}{i}": s // unit for name, (sizes, unit) in strides.items() for i, s in enumerate(sizes)},
+        "ls0": problem.seq_lens.stride(0),
+        "ss0": problem.query_start.stride(0),
+        "as0": 0 if slopes is None else slopes.stride(0),
+        "sinks0": 0 if sinks is None else sinks.stride(0),
+        "HEAD_SIZE": query.shape[2],
+        "Q_VECTOR": q_vector,
+        "KV_VECTOR": kv_vector,
+        "CAUSAL": bool(problem.causal),
+        "WINDOW": problem.window is not None,
+        "CAP": cap is not None,
+        "ALIBI": slopes is not None,
+        "SINKS": sinks is not None,
+        "FORMAT": FORMATS.get(problem.key_cache.dtype, 0),
+        "KEY_SCALE": key_given,
+        "VALUE_SCALE": value_given,
+    }
 
 
 def rejects(problem: PagedAttention) -> str | None:
-    """Why a host problem is not supported; None when it is."""
-    if problem.key_cache.dtype != problem.query.dtype:
-        return f"a quantised cache ({problem.key_cache.dtype}) is not supported yet"
-    for name in ("window", "soft_cap", "alibi_slopes", "sinks"):
-        if getattr(problem, name) is not None:
-            return f"{name} is not supported yet"
-    if problem.num_seqs and np.diff(problem.query_start).max() > 1:
-        return "more than one query per sequence is not supported yet"
-    if not MIN_HEAD_SIZE <= problem.head_size <= MAX_HEAD_SIZE:
-        return f"head_size must be in [{MIN_HEAD_SIZE}, {MAX_HEAD_SIZE}] for now, got {problem.head_size}"
+    """Why a host problem is not supported; None when it is: every valid one."""
     return None
 
 
@@ -338,6 +529,6 @@ def variants(problem: PagedAttention) -> list[dict[str, Any]]:
     """Splits and tiles small enough that a test's little problem crosses their edges."""
     return [
         {"split": 16, "tile": 16},
-        {"split": 32, "tile": 16, "num_stages": 2},
+        {"split": 32, "tile": 16, "num_stages": 2, "split_queries": 1, "rows": 16},
         {"split": 32, "max_splits": 3, "tile": 32, "num_warps": 2},
     ]
