@@ -1,9 +1,9 @@
 // What one warp does with a tile of keys and values in shared memory: dot products, online softmax, weighted values.
 //
 // Two classes with one interface, chosen by the launcher:
-//   MmaWarp<T, D>  16-bit T, 16 rows, tensor cores (mma.m16n8k16). Rows that do not exist are zeros: their work is free,
-//                  since the memory is what limits, and even a single row takes fewer instructions this way than with
-//                  float32 arithmetic.
+//   MmaWarp<T, D>  16-bit T, 16 rows, tensor cores (mma.m16n8k16). Rows that do not exist are zeros: their work is
+//                  free, since the memory is what limits, and even a single row takes fewer instructions this way than
+//                  with float32 arithmetic.
 //   FmaWarp<D>     float32, 4 rows, IEEE multiply-adds.
 // D is the head size padded to 64, 128 or 256; with WIDE, D columns of a longer head at a time. Both have
 //   Element, HEAD, ROWS, CHUNK   the key tile is consumed CHUNK keys at a time
@@ -39,12 +39,14 @@ class MmaWarp {
   static constexpr bool WIDE = IS_WIDE;
 
   struct Dots {
-    float of[2][4];
+    float of[2][4];  // accumulators of mma
     __device__ Dots() : of{} {}
+    __device__ float at(int half, int i) const { return of[i / 2][2 * half + i % 2]; }
   };
 
   // factors: chunks will have some.
-  __device__ explicit MmaWarp(bool factors) : state_{{-kInfinity, 0.0f}, {-kInfinity, 0.0f}}, unit_(factors ? 0.0f : 1.0f) {
+  __device__ explicit MmaWarp(bool factors)
+      : state_{{-kInfinity, 0.0f}, {-kInfinity, 0.0f}}, unit_(factors ? 0.0f : 1.0f) {
 #pragma unroll
     for (int i = 0; i < D / 8; ++i)
 #pragma unroll
@@ -65,10 +67,35 @@ class MmaWarp {
 
   __device__ void absorb(const Dots& dots, int row, const T* value, const Chunk& chunk, const Scoring& scoring) {
     const int lane = threadIdx.x % kWarpSize;
-    const float shrink = chunk.factors == nullptr ? 1.0f : raise_unit(lane, chunk.factors);
+    float s[2][4];  // of rows lane / 4 and lane / 4 + 8
+    if (chunk.simple) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          s[half][i] = key_of(lane, i) < chunk.visible ? dots.at(half, i) * scoring.scale : -kInfinity;
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          s[half][i] = scoring.score(dots.at(half, i), key_of(lane, i), chunk, scoring.rows[row + lane / 4 + 8 * half]);
+    }
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) factor[half] = weigh(state_[half], s[half]);
+    if (chunk.factors != nullptr) apply_factors(lane, chunk.factors, s, factor);
+
     unsigned weights[4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) weigh(half, lane, row, dots, chunk, scoring, shrink, weights);
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = s[i % 2] + i / 2 * 2;
+      weights[i] = bit_cast<unsigned>(from_floats<T>(pair[0] * WEIGHT_SCALE, pair[1] * WEIGHT_SCALE));
+    }
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weighted_[i][j] *= factor[j / 2];
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
       unsigned v[4];
@@ -111,47 +138,25 @@ class MmaWarp {
 
   __device__ static int key_of(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
 
-  // Raises the unit to the largest of the factors; returns the old one over the new.
-  __device__ float raise_unit(int lane, const float2* factors) {
-    float highest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) highest = fmaxf(highest, factors[key_of(lane, i)].y);
-    const float old = unit_;
-    unit_ = fmaxf(old, over_row(highest, fmaxf));
-    return old / unit_;
-  }
-
-  // Dot products of row lane / 4 + 8 * half to weights, as registers `half` and `half + 2` of the A operand.
-  __device__ void weigh(int half, int lane, int row, const Dots& dots, const Chunk& chunk, const Scoring& scoring,
-                        float shrink, unsigned (&weights)[4]) {
-    float s[4];
-    if (chunk.simple) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        s[i] = key_of(lane, i) < chunk.visible ? dots.of[i / 2][2 * half + i % 2] * scoring.scale : -kInfinity;
-    } else {
-      const Row& own = scoring.rows[row + lane / 4 + 8 * half];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        s[i] = scoring.score(dots.of[i / 2][2 * half + i % 2], key_of(lane, i), chunk, own);
-    }
-    const float highest = over_row(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), fmaxf);
-    const Rescale rescale(state_[half].maximum, highest);
+  // A row's scores to weights, added to its state; returns the factor for what was summed before.
+  __device__ static float weigh(State& state, float (&s)[4]) {
+    const Rescale rescale(state.maximum, over_row(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), fmaxf));
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[i] = exp2f(s[i] - rescale.reference);
-    state_[half] = {rescale.maximum, state_[half].sum * rescale.factor + ((s[0] + s[1]) + (s[2] + s[3]))};
-    if (chunk.factors != nullptr) {
+    state = {rescale.maximum, state.sum * rescale.factor + ((s[0] + s[1]) + (s[2] + s[3]))};
+    return rescale.factor;
+  }
+
+  // Weights times the factors of their values, in a unit that is raised to the largest of them.
+  __device__ void apply_factors(int lane, const float2* factors, float (&s)[2][4], float (&factor)[2]) {
+    float own[4], highest = unit_;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[i] *= chunk.factors[key_of(lane, i)].y / unit_;
-    }
-    weights[half] = bit_cast<unsigned>(from_floats<T>(s[0] * WEIGHT_SCALE, s[1] * WEIGHT_SCALE));
-    weights[half + 2] = bit_cast<unsigned>(from_floats<T>(s[2] * WEIGHT_SCALE, s[3] * WEIGHT_SCALE));
-    const float factor = rescale.factor * shrink;
+    for (int i = 0; i < 4; ++i) own[i] = factors[key_of(lane, i)].y, highest = fmaxf(highest, own[i]);
+    highest = over_row(highest, fmaxf);
 #pragma unroll
-    for (int i = 0; i < D / 8; ++i) {
-      weighted_[i][2 * half] *= factor;
-      weighted_[i][2 * half + 1] *= factor;
-    }
+    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] *= own[i % 4] / highest;
+    factor[0] *= unit_ / highest, factor[1] *= unit_ / highest;
+    unit_ = highest;
   }
 };
 
