@@ -14,6 +14,7 @@ from pagebench.kernels import (
     block_copy_swap_triton,
     block_copy_triton,
     block_copy_write_triton,
+    dequant_gemv_triton,
     dequant_triton,
     paged_attention_triton,
 )
@@ -22,6 +23,7 @@ from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
 from pagebench.reference.block_copy_gather import GatherKV
 from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import Dequantize, default_contract
+from pagebench.reference.dequant_gemv import DequantGemv
 from pagebench.reference.paged_attention import PagedAttention
 
 _KERNELS: dict[type, Any] = {
@@ -31,6 +33,7 @@ _KERNELS: dict[type, Any] = {
     WriteKV: block_copy_write_triton,
     GatherKV: block_copy_gather_triton,
     Dequantize: dequant_triton,
+    DequantGemv: dequant_gemv_triton,
 }
 
 
@@ -81,6 +84,9 @@ class TritonProvider(TorchArrays):
 
     def dequantize(self, problem: Dequantize, **variant: Any) -> torch.Tensor:
         return dequant_triton.dequantize(problem, self.empty, **variant)
+
+    def dequant_gemv(self, problem: DequantGemv, **variant: Any) -> torch.Tensor:
+        return dequant_gemv_triton.dequant_gemv(problem, self.empty, **variant)
 
 
 provider = TritonProvider()

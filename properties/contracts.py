@@ -18,6 +18,7 @@ from pagebench.reference.block_copy import CopyBlocks, SwapBlocks, copy_blocks, 
 from pagebench.reference.block_copy_gather import GatherKV, gather_kv
 from pagebench.reference.block_copy_write import WriteKV, write_kv
 from pagebench.reference.dequant import Dequantize
+from pagebench.reference.dequant_gemv import DequantGemv, assert_product, dequant_gemv
 from pagebench.reference.dtypes import FLOAT32, Array
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
@@ -100,6 +101,8 @@ def expectation(problem: Problem) -> Callable[[Run], Missing]:
     if isinstance(problem, Dequantize):
         weight = dequant.dequantize(problem)
         return lambda done: _compare_bits(done, {"weight": weight})
+    if isinstance(problem, DequantGemv):
+        return _product_expectation(problem)
     raise ValueError(f"problem must be of an op with a reference, got {type(problem).__name__}")
 
 
@@ -114,6 +117,17 @@ def _attention_expectation(problem: PagedAttention) -> Callable[[Run], Missing]:
             return ("lse: the provider returns none",)
         require_form("lse", done.results["lse"], problem.query.shape[:2], FLOAT32)
         error_bounds.assert_close("lse", _some(done.results["lse"]), lse, lse_bound)
+        return ()
+
+    return compare
+
+
+def _product_expectation(problem: DequantGemv) -> Callable[[Run], Missing]:
+    product = dequant_gemv(problem)
+
+    def compare(done: Run) -> Missing:
+        require_form("y", done.results["y"], product.y.shape, problem.dtype)
+        assert_product("y", _some(done.results["y"]), product, problem.dtype)
         return ()
 
     return compare

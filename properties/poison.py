@@ -15,7 +15,7 @@ from pagebench.properties.host_arrays import copy_of, member
 from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
 from pagebench.reference.block_copy_gather import GatherKV
 from pagebench.reference.block_copy_write import WriteKV
-from pagebench.reference.dequant import Dequantize
+from pagebench.reference.dequant import PackedWeight
 from pagebench.reference.dtypes import Array
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.placement import ALIGNMENT, FENCE, FENCE_BYTE, FenceError, arrays_of
@@ -57,8 +57,8 @@ def live_elements(problem: Problem, name: str) -> Any:
         return problem.rows()
     if isinstance(problem, GatherKV):
         return _live_in_gather(problem, name)
-    if isinstance(problem, Dequantize) and name in ("packed[scales]", "packed[qzeros]") and "g_idx" in problem.packed:
-        return np.unique(problem.packed["g_idx"])
+    if isinstance(problem, PackedWeight) and name.startswith("packed["):
+        return problem.live(name[7:-1])
     return ...
 
 

@@ -17,6 +17,7 @@ from pagebench.reference.problem import Problem
 # What the ops that work in place leave in their problem's arrays.
 IN_PLACE: dict[str, Any] = {"copy_blocks": copy_blocks_, "swap_blocks": swap_blocks_, "write_kv": write_kv_}
 OUTPUTS = {"copy_blocks": ("caches",), "swap_blocks": ("dst_caches",)}
+SINGLE = {"dequantize": "weight", "dequant_gemv": "y"}
 PAIRS = {"paged_attention": ("out", "lse"), "gather_kv": ("key", "value")}
 
 
@@ -28,8 +29,9 @@ class NotExercised(Exception):  # noqa: N818  # no error: the claim was not trie
 class Run:
     """What came back: `results` on the host by name (None where the provider returns none), and what was not looked at.
 
-    paged_attention: out, lse. gather_kv: key, value. dequantize: weight. copy_blocks: caches[0], caches[1], ...
-    swap_blocks: dst_caches[0], ... write_kv: key_cache, value_cache, and key_scale, value_scale where computed.
+    paged_attention: out, lse. gather_kv: key, value. dequantize: weight. dequant_gemv: y. copy_blocks: caches[0],
+    caches[1], ... swap_blocks: dst_caches[0], ... write_kv: key_cache, value_cache, and key_scale, value_scale
+    where computed.
     """
 
     results: dict[str, Array | None]
@@ -75,7 +77,7 @@ def results_of(provider: Any, problem: Problem, placed: Placement[Any], returned
         assert returned is None, f"{problem.op} must work in place and return None, got {type(returned).__name__}"
         return {name: _host(provider, member(placed.problem, name)) for name in outputs_of(problem)}
     assert returned is not None, f"{problem.op} must return an array, got None"
-    return {"weight": _host(provider, returned)}
+    return {SINGLE[problem.op]: _host(provider, returned)}
 
 
 def outputs_of(problem: Problem) -> list[str]:

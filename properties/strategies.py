@@ -4,7 +4,7 @@ Structure is drawn, numbers come from a drawn seed. Boundaries are what is drawn
 and of usual tile sizes and one beside them, heads and sizes that are no power of two, empty everything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,11 +12,12 @@ from hypothesis.strategies import SearchStrategy
 
 from pagebench.properties.block_copy_recipes import CopyRecipe, SwapRecipe
 from pagebench.properties.block_copy_rows_recipes import MAX_ROW, QUANTISED, GatherRecipe, WriteRecipe
-from pagebench.properties.dequant_recipes import SCALES, DequantRecipe
+from pagebench.properties.dequant_recipes import SCALES, DequantRecipe, GemvRecipe
 from pagebench.properties.paged_attention_recipes import MAX_KEYS, AttentionRecipe
 from pagebench.properties.support import Support, everything
 from pagebench.reference.block_copy import CopyBlocks
 from pagebench.reference.dequant import Dequantize
+from pagebench.reference.dequant_gemv import DequantGemv
 from pagebench.reference.paged_attention import PagedAttention
 
 # What keeps a problem within milliseconds for NumPy, whatever its heads: elements of one sequence's keys, and the same
@@ -39,6 +40,11 @@ def copy_blocks_problems(support: Support | None = None) -> SearchStrategy[CopyB
 def dequantize_problems(support: Support | None = None) -> SearchStrategy[Dequantize]:
     """Dequantize problems; `support` narrows the choices, None is the whole contract."""
     return recipes("dequantize", support or everything("dequantize")).map(DequantRecipe.build)
+
+
+def dequant_gemv_problems(support: Support | None = None) -> SearchStrategy[DequantGemv]:
+    """DequantGemv problems; `support` narrows the choices, None is the whole contract."""
+    return recipes("dequant_gemv", support or everything("dequant_gemv")).map(GemvRecipe.build)
 
 
 def recipes(op: str, support: Support) -> SearchStrategy[Any]:
@@ -78,6 +84,7 @@ def recipe(op: str, pick: Picker, support: Support) -> Any:
         "write_kv": write_recipe,
         "gather_kv": gather_recipe,
         "dequantize": dequant_recipe,
+        "dequant_gemv": gemv_recipe,
     }
     return made[op](pick, support)
 
@@ -219,18 +226,28 @@ def _row(pick: Picker, axes: dict[str, tuple[Any, ...]]) -> tuple[int, int]:
 
 
 def dequant_recipe(pick: Picker, support: Support) -> DequantRecipe:
+    return DequantRecipe(**_weight(pick, support.axes))
+
+
+def gemv_recipe(pick: Picker, support: Support) -> GemvRecipe:
     axes = support.axes
+    return GemvRecipe(m=pick(axes["m"]), x=pick(axes["x"]), **_weight(pick, axes))
+
+
+def _weight(pick: Picker, axes: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The choices of a DequantRecipe."""
     sizes = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 40)
-    return DequantRecipe(
-        format=pick(axes["format"]),
-        dtype=pick(axes["dtype"]),
-        rows=pick(sizes),
-        columns=pick(sizes),
-        group_size=pick(axes["group_size"]),
-        scale_dtype=pick(axes["scale_dtype"]),
-        scales=pick(SCALES),
-        order=pick(axes["order"]),
-        bits=pick(("random", "one nibble", "sign", "zero and fifteen")),
-        layout=pick(axes["layout"]),
-        seed=pick.seed(),
-    )
+    return {
+        "format": pick(axes["format"]),
+        "form": pick(axes["form"]),
+        "dtype": pick(axes["dtype"]),
+        "rows": pick(sizes),
+        "columns": pick(sizes),
+        "group_size": pick(axes["group_size"]),
+        "scale_dtype": pick(axes["scale_dtype"]),
+        "scales": pick(SCALES),
+        "order": pick(axes["order"]),
+        "bits": pick(("random", "one nibble", "sign", "zero and fifteen")),
+        "layout": pick(axes["layout"]),
+        "seed": pick.seed(),
+    }

@@ -13,7 +13,7 @@ from pagebench.properties import strategies
 from pagebench.properties.runs import NotExercised
 from pagebench.properties.support import RECIPES, Support, everything, support
 from pagebench.properties.tally import Tally
-from pagebench.reference.dequant import Dequantize
+from pagebench.reference.dequant import PackedWeight
 from pagebench.reference.problem import Problem
 
 Contract = Callable[..., tuple[str, ...]]
@@ -98,7 +98,7 @@ class Subject:
 
     def with_contract(self, problem: Any) -> Any:
         """`problem` under the rounding contract that the provider declares."""
-        if isinstance(problem, Dequantize) and hasattr(self.provider, "contract"):
+        if isinstance(problem, PackedWeight) and hasattr(self.provider, "contract"):
             return dataclasses.replace(problem, contract=self.provider.contract(problem.format))
         return problem
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagebench.properties.block_copy_recipes import CopyRecipe, SwapRecipe
 from pagebench.properties.block_copy_rows_recipes import GatherRecipe, WriteRecipe
-from pagebench.properties.dequant_recipes import DequantRecipe
+from pagebench.properties.dequant_recipes import DequantRecipe, GemvRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 
 Recipe = Any  # one of those in RECIPES
@@ -21,6 +21,7 @@ RECIPES: dict[str, Any] = {
     "write_kv": WriteRecipe,
     "gather_kv": GatherRecipe,
     "dequantize": DequantRecipe,
+    "dequant_gemv": GemvRecipe,
 }
 MOST_SEARCHED = 4000
 

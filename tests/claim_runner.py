@@ -13,6 +13,7 @@ from pagebench.properties import (
     test_block_copy_swap,
     test_block_copy_write,
     test_dequant,
+    test_dequant_gemv,
     test_paged_attention,
 )
 from pagebench.properties.subject import Subject
@@ -24,6 +25,7 @@ MODULES: dict[str, ModuleType] = {
     "write_kv": test_block_copy_write,
     "gather_kv": test_block_copy_gather,
     "dequantize": test_dequant,
+    "dequant_gemv": test_dequant_gemv,
 }
 
 

@@ -183,16 +183,6 @@ class Copy(NumpyKernels):
 
 
 class Dequant(NumpyKernels):
-    """Both formats as float32 products of an integer and a scale."""
-
-    def dequantize(self, p: Any) -> Array:
-        with np.errstate(all="ignore"):
-            n, k = p.shape
-            values = self.q8_0(p) if p.format == "q8_0" else self.gptq_v2(p)
-            weight = self.empty((n, k), p.dtype)
-            weight[...] = self.rounded(values, p.dtype)
-            return weight
-
     def rounded(self, values: Array, dtype: Any) -> Array:
         return values.astype(dtype)
 

@@ -14,13 +14,14 @@ from numpy_kernels import Everything
 from numpy_provider import Provider
 
 from pagebench.properties import strategies
+from pagebench.properties.block_copy_rows_recipes import DTYPES, QUANTISED
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.properties.subject import Subject
 from pagebench.properties.support import everything, support
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem, from_text
 
-OPS = ("paged_attention", "copy_blocks", "dequantize")
+OPS = ("paged_attention", "copy_blocks", "swap_blocks", "write_kv", "gather_kv", "dequantize")
 SPLIT = 16  # the smallest split and tile that kernels offer among their variants
 
 
@@ -156,23 +157,65 @@ def test_copies_hold_every_structure_of_pairs() -> None:
     assert min(seen.values()) >= 3, seen
 
 
+def test_writes_reach_every_launch_boundary_and_conversion() -> None:
+    recipes = drawn(strategies.recipes("write_kv", everything("write_kv")), budget("write_kv"))
+    seen: Counter[str] = Counter()
+    for r in recipes:
+        words = r.num_kv_heads * r.head_size * DTYPES[r.dtype].itemsize / 16
+        for threads in (512, 1024):
+            seen[f"below {threads} threads"] += threads - 64 <= words < threads
+            seen[f"at {threads} threads"] += words == threads
+            seen[f"beyond {threads} threads"] += threads < words <= threads + 64
+        seen["no rows"] += r.num_rows == 0
+        seen["one row"] += r.num_rows == 1
+        seen["padded rows"] += 0 < r.mapped < r.num_rows
+        seen["skipped rows"] += r.skip_every > 1
+        seen["odd head size"] += r.head_size % 2 == 1 and r.head_size > 1
+        seen["fused rows"] += r.row_layout == "fused"
+        for layout in ("halves", "hnd", "dims apart"):
+            seen[layout] += r.kv_layout == layout
+        for name in QUANTISED:
+            for scale in (None, "value", "scalar", "head", "computed"):
+                seen[f"{name}, scale {scale}"] += r.cache_dtype == name and r.scale == scale
+    assert min(seen.values()) >= 2, seen
+
+
+def test_gathers_meet_every_conversion() -> None:
+    recipes = drawn(strategies.recipes("gather_kv", everything("gather_kv")), budget("gather_kv"))
+    seen = Counter((r.cache_dtype, r.dtype) for r in recipes)
+    kinds = (None, *QUANTISED, "float16", "bfloat16", "float32")
+    assert min(seen[kind, dtype] for kind in kinds for dtype in ("float16", "bfloat16", "float32")) >= 1, seen
+    assert min(Counter(r.scale for r in recipes).values()) >= 5
+    assert sum(0 in r.sequences for r in recipes) >= 10
+
+
+def test_swaps_hold_adjacent_and_scattered_pairs_between_all_layouts() -> None:
+    recipes = drawn(strategies.recipes("swap_blocks", everything("swap_blocks")), budget("swap_blocks"))
+    assert min(Counter((r.direction, r.adjacent) for r in recipes).values()) >= 5
+    assert len({(src, dst) for r in recipes for _, _, src, dst in r.caches}) >= 20
+
+
 def test_dequantisation_meets_every_class_of_scale_and_layout() -> None:
     recipes = drawn(strategies.recipes("dequantize", everything("dequantize")), budget("dequantize"))
-    for name in ("format", "dtype", "scales", "order", "bits", "layout", "group_size", "scale_dtype"):
+    for name in ("form", "dtype", "scales", "order", "bits", "layout", "group_size", "scale_dtype"):
         counts = Counter(getattr(recipe, name) for recipe in recipes)
         assert min(counts.values()) >= 5, counts
-    tails = [r for r in recipes if r.format == "gptq_v2" and r.group_size > 0 and 8 * r.columns % r.group_size]
-    assert len(tails) >= 5
+    assert len({recipe.format for recipe in recipes}) >= 20  # `test_every_code` has all 26
+    groups = [(p.shape[1], p.group_size) for p in (recipe.build() for recipe in recipes) if (p.group_size or 0) > 0]
+    assert sum(k % size > 0 for k, size in groups) >= 5, groups
 
 
-@pytest.mark.parametrize("op", OPS)
+def test_fused_products_meet_every_number_of_rows_and_kind_of_input() -> None:
+    recipes = drawn(strategies.recipes("dequant_gemv", everything("dequant_gemv")), budget("dequant_gemv"))
+    for name in ("m", "x", "dtype", "scales"):
+        counts = Counter(getattr(recipe, name) for recipe in recipes)
+        assert min(counts.values()) >= 3, counts
+
+
+@pytest.mark.parametrize("op", (*OPS, "dequant_gemv"))
 def test_drawn_problems_survive_their_text(op: str) -> None:
-    whole = {
-        "paged_attention": strategies.paged_attention_problems,
-        "copy_blocks": strategies.copy_blocks_problems,
-        "dequantize": strategies.dequantize_problems,
-    }
-    for problem in drawn(whole[op](), 10):
+    for recipe in drawn(strategies.recipes(op, everything(op)), 10):
+        problem = recipe.build()
         assert_same_problem(from_text(problem.to_text()), problem)
 
 

@@ -1,0 +1,161 @@
+"""The fused product in Triton: y [m, n] = x [m, k] W^T straight from packed weights, for every format of `dequantize`.
+
+A program takes a tile of output features and one split of k. It walks over k in tiles that the format's device function
+decodes (`dequant_tile_triton`), multiplies them with as many rows of x as there are, and adds up in float32; so each
+packed byte is read once for all rows of x. Splits, fixed by the weight's shape, are what keeps every SM busy where n is
+small; they leave partial sums in scratch, and a second launch adds these up, always in the same order.
+
+One row is multiplied on the floating-point units, as decoded: a product of float32 numbers with x. More rows go
+through the tensor cores in 16 bits, for which each weight is rounded to x's dtype; float32 stays float32 (no TF32).
+
+Traffic: packed bytes once per 256 rows of x; x once per tile of n, from the L2 cache; y once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from pagebench.kernels.dequant_formats_triton import Weight, rejects
+from pagebench.reference.dequant_gemv import DequantGemv
+from pagebench.reference.dtypes import FLOAT32
+
+__all__ = ["dequant_gemv", "rejects", "variants"]
+
+TILE = 4096  # weights per step, as for `dequantize`
+FEATURES = {False: 8, True: 128}  # output features of a tile, by whether the weight is [k, n]: long rows are read
+DOT_FEATURES = {False: 64, True: 128}  # with several rows of x: what tensor cores take at once
+MAX_ROWS = 256  # rows of x that share one read of the weights
+PROGRAMS = 1024  # wanted of a launch: some 8 for each of an H200's 132 SMs
+MIN_STEPS = 2  # per split: fewer cost more in partial sums than they hide
+
+
+@triton.jit
+def gemv_kernel(
+    out,
+    x,
+    x_row_stride,
+    x_column_stride,
+    packed,
+    strides,
+    m,
+    rows,
+    columns,
+    splits,
+    steps,
+    DECODE: tl.constexpr,
+    HOW: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Rows program_id(2) of x (ROWS of them) with one tile of features: out [splits, m, n], of y's dtype or float32."""
+    N: tl.constexpr = HOW.columns if TRANSPOSED else HOW.rows
+    K: tl.constexpr = HOW.rows if TRANSPOSED else HOW.columns
+    n, k = (columns, rows) if TRANSPOSED else (rows, columns)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    total = tl.zeros([HOW.rows, HOW.columns] if ROWS == 1 else [ROWS, N], tl.float32)
+    for step in range(split * steps, tl.minimum(split * steps + steps, tl.cdiv(k, K))):
+        at = (step, tile, rows, columns) if TRANSPOSED else (tile, step, rows, columns)
+        value = DECODE(packed, strides, at, HOW)
+        feature = step * K + tl.arange(0, K)
+        pointer = x + row[:, None].to(tl.int64) * x_row_stride + feature[None, :].to(tl.int64) * x_column_stride
+        some = tl.load(pointer, mask=(row[:, None] < m) & (feature[None, :] < k), other=0.0)
+        if not HOW.even:  # zeros of x do not cancel what a format makes of bytes that are not there
+            beyond = feature[:, None] >= k if TRANSPOSED else feature[None, :] >= k
+            value = tl.where(beyond, 0.0, value)
+        if ROWS == 1:
+            along = tl.reshape(some, [K, 1] if TRANSPOSED else [1, K]).to(tl.float32)
+            total = tl.fma(value, tl.broadcast_to(along, [HOW.rows, HOW.columns]), total)
+        else:
+            weight = value.to(x.dtype.element_ty)
+            total = tl.dot(some, weight if TRANSPOSED else tl.trans(weight), total, input_precision="ieee")
+    if ROWS == 1:
+        total = tl.reshape(tl.sum(total, 0 if TRANSPOSED else 1), [1, N])
+    column = tile * N + tl.arange(0, N)
+    pointer = out + (split * m + row[:, None]).to(tl.int64) * n + column[None, :]
+    tl.store(pointer, total.to(out.dtype.element_ty), mask=(row[:, None] < m) & (column[None, :] < n))
+
+
+@triton.jit
+def add_splits_kernel(out, parts, count, splits, TILE: tl.constexpr):
+    """out [count] = sum of parts [splits, count], first to last."""
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    total = tl.zeros([TILE], tl.float32)
+    for split in range(splits):
+        total += tl.load(parts + split * count + place, mask=place < count, other=0.0)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=place < count)
+
+
+def dequant_gemv(
+    problem: DequantGemv,
+    empty: Callable[[tuple[int, ...], Any], Any],
+    *,
+    tile: int = TILE,
+    features: int | None = None,
+    max_rows: int = MAX_ROWS,
+    programs: int = PROGRAMS,
+    num_warps: int = 4,
+) -> Any:
+    """y [m, n] of the problem's dtype, from a problem with device arrays. `empty(shape, dtype)` makes it, and scratch.
+
+    tile: weights per step; features: of them side by side in n; max_rows: rows of x to a program, at least 16. All
+    powers of two. programs: how many programs splits are made for.
+    """
+    (n, k), m = problem.shape, problem.x.shape[0]
+    weight = Weight(problem, flat=False)
+    transposed = weight.format.transposed
+    x_rows = 1 if m == 1 else min(max(triton.next_power_of_2(m), 16), max_rows)
+    height, width = _tile(weight, x_rows, tile, features)
+    n_tile, k_tile = (width, height) if transposed else (height, width)
+    tiles, k_tiles, x_tiles = triton.cdiv(n, n_tile), triton.cdiv(k, k_tile), triton.cdiv(m, x_rows)
+    steps = max(triton.cdiv(k_tiles * tiles * x_tiles, programs), min(MIN_STEPS, k_tiles))
+    splits = triton.cdiv(k_tiles, steps)
+
+    y = empty((m, n), problem.dtype)
+    out = y if splits == 1 else empty((splits, m, n), np.dtype(np.float32))
+    gemv_kernel[(tiles, splits, x_tiles)](
+        out,
+        problem.x,
+        *problem.x.stride(),
+        weight.arrays,
+        weight.strides,
+        m,
+        weight.rows,
+        weight.columns,
+        splits,
+        steps,
+        DECODE=weight.format.decode,
+        HOW=weight.how(height, width),
+        TRANSPOSED=transposed,
+        ROWS=x_rows,
+        num_warps=max(num_warps, x_rows // 32),
+        enable_fp_fusion=False,  # as in `dequantize`; the sum's own is asked for
+    )
+    if splits > 1:
+        add_splits_kernel[(triton.cdiv(m * n, 256),)](y, out, m * n, splits, TILE=256, num_warps=2)
+    return y
+
+
+def _tile(weight: Weight, x_rows: int, tile: int, features: int | None) -> tuple[int, int]:
+    """Rows and columns of the tile of the weight that a step decodes."""
+    transposed = weight.format.transposed
+    if features is None:
+        features = (FEATURES if x_rows == 1 else DOT_FEATURES)[transposed]
+    if x_rows > 1:  # a matrix instruction wants 16 each way
+        tile, features = max(tile, 256), max(features, 16)
+    if transposed:
+        _, width = weight.tile(1, features)
+        height, _ = weight.tile(max(tile // width, 16 if x_rows > 1 else 1), width)
+    else:
+        _, width = weight.tile(1, max(tile // features, 16))
+        height, _ = weight.tile(tile // width, width)
+    least = 16 if x_rows > 1 else 1
+    return max(height, least), max(width, least)
+
+
+def variants(problem: DequantGemv) -> list[dict[str, Any]]:
+    """Tiles and splits small enough that a test's little problem has several of each."""
+    return [{"tile": 256, "features": 16, "max_rows": 16}, {"tile": 1024, "programs": 1}]

@@ -1,0 +1,51 @@
+"""The fused product: what every provider's `dequant_gemv` must do."""
+
+from typing import Any
+
+import numpy as np
+
+from pagebench.properties import contracts, dequant_probes
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.subject import Subject
+from pagebench.reference.dequant_formats import FORMATS
+
+OP = "dequant_gemv"
+
+
+@claim(OP, examples=40)
+def test_product(subject: Subject, data: Any) -> None:
+    """Every element of y is within the bound, and infinities and NaN stay in the rows they belong to."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check, case.problem, case.variant)
+
+
+@claim(OP, examples=10)
+def test_poison(subject: Subject, data: Any) -> None:
+    """Unused groups, gaps between the elements of views, and outputs and scratch as they were do not matter."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_poison, case.problem, case.variant)
+
+
+@claim(OP, examples=8)
+def test_every_variant(subject: Subject, data: Any) -> None:
+    """The same under every variant that the provider offers."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(contracts.check_variants, case.problem)
+
+
+@fixed(OP)
+def test_identity(subject: Subject) -> None:
+    """Rows of the identity give the dequantised columns of finite weights bit for bit, the sign of zero excepted."""
+    for i, format in enumerate(FORMATS):
+        problem = subject.with_contract(dequant_probes.identity(format, m=(1, 16)[i % 2], seed=i))
+        if subject.accepted(problem):
+            subject.hold(dequant_probes.check_identity, problem)
+
+
+@fixed(OP)
+def test_exact_sums(subject: Subject) -> None:
+    """Small integers in x and powers of two as scales: every partial sum is exact, and so is y."""
+    for i, format in enumerate(dequant_probes.EXACT_FORMATS):
+        problem = subject.with_contract(dequant_probes.exact(format, m=(1, 5)[i % 2], dtype=np.dtype(np.float16)))
+        if subject.accepted(problem):
+            subject.hold(dequant_probes.check_exact, problem)
