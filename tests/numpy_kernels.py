@@ -183,6 +183,36 @@ class Copy(NumpyKernels):
 
 
 class Dequant(NumpyKernels):
+    """Two formats as float32 products of an integer and a scale, and the fused product with one row after another."""
+
+    formats: tuple[str, ...] = ("q8_0", "gptq_v2")
+
+    def rejects(self, problem: Any) -> str | None:
+        if problem.op.startswith("dequant") and problem.format not in self.formats:
+            return f"format {problem.format} is not supported"
+        return None
+
+    def dequantize(self, p: Any) -> Array:
+        with np.errstate(all="ignore"):
+            weight = self.empty(p.shape, p.dtype)
+            weight[...] = self.rounded(self.values(p), p.dtype)
+            return weight
+
+    def dequant_gemv(self, p: Any) -> Array:
+        with np.errstate(all="ignore"):
+            y = self.empty((p.x.shape[0], p.shape[0]), p.dtype)
+            values = float32(self.values(p))
+            for row, x in enumerate(float32(p.x)):
+                y[row] = self.row_product(values, x).astype(p.dtype)
+            return y
+
+    def row_product(self, values: Array, x: Array) -> Array:
+        return (values * x).sum(axis=1, dtype=FLOAT32)
+
+    def values(self, p: Any) -> Array:
+        """Weights before their rounding to the output's dtype."""
+        return self.q8_0(p) if p.format == "q8_0" else self.gptq_v2(p)
+
     def rounded(self, values: Array, dtype: Any) -> Array:
         return values.astype(dtype)
 
