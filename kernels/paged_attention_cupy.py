@@ -4,8 +4,8 @@ Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way
 and 16, are in one program, and each key and value is loaded once for them.
 
 What depends on lengths is decided on the device, by each sequence alone: how many warps share out its rows, and how
-its keys are split. So one launch (and one for the merge) serves decode, prefill and mixed batches alike, and a sequence's
-result does not depend, to the bit, on what it is batched with.
+its keys are split. So one launch (and one for the merge) serves decode, prefill and mixed batches alike, and a
+sequence's result does not depend, to the bit, on what it is batched with.
 
 Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, default tiles, no spills anywhere:
 
@@ -29,12 +29,14 @@ import numpy as np
 from pagebench.kernels.cupy_launch import C_TYPES, Device, aligned16, ceil_div, strides_of
 
 SOURCE = "paged_attention.cu"
+REDUCE_SOURCE = "paged_attention_reduce.cu"
 THREADS = 128
 WARPS = 4
 STAGES = 2
 FACTOR_TILES = 4
 MERGE_PAD = 8
 NO_WINDOW = 1 << 31
+LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 FORMATS = {"float8_e4m3fn": 1, "float8_e5m2": 2, "int8": 3}  # enum Format of paged_attention_keys.cuh
 PADDED_HEADS = (64, 128, 256)
 WIDEST = PADDED_HEADS[-1]  # columns at a time of a longer head
@@ -74,7 +76,7 @@ class Plan:
     padded: int
     parts: int
     row_warps: int
-    tiles: tuple[int, int, int]
+    tiles: tuple[int, ...]
     split: int
     max_splits: int
     splits: int
@@ -120,16 +122,15 @@ def plan(
     each_head = min(by_token, by_seq)
     scratch = (*slots, each_head, each_head * problem.num_kv_heads)
     warp = f"{kind}{', true' if parts > 1 else ''}>"
-    return Plan(warp, rows, padded, parts, row_warps or 0, tiles, split, most, splits, scratch)  # type: ignore[arg-type]  # three tiles
+    return Plan(warp, rows, padded, parts, row_warps or 0, tiles, split, most, splits, scratch)
 
 
 def _tile(padded: int, rows: int, itemsize: int) -> int:
     """Keys per step, a multiple of 16: TILE_BYTES of K and V, or fewer where many rows leave no room for them."""
     row_bytes, room = padded * itemsize, SHARED_BYTES[padded]
     wanted = min(MAX_TILE, TILE_BYTES // (2 * row_bytes))
-    return next(
-        tile for tile in range(wanted, 0, -16) if tile <= 16 or _loop_bytes(rows, tile, row_bytes, False) <= room
-    )
+    fits = (tile for tile in range(wanted, 16, -16) if _loop_bytes(rows, tile, row_bytes, factors=False) <= room)
+    return next(fits, 16)
 
 
 def _least_split(problem: Any, padded: int) -> int:
@@ -176,7 +177,7 @@ def _strided(array: Any) -> tuple[Any, ...]:
 
 def _optional(array: Any, unused: Any, ndim: int = 1) -> tuple[Any, ...]:
     """Pointer and `ndim` strides in elements; an absent array is never read, and a missing dimension has stride 0."""
-    if array is None:
+    if array is None or isinstance(array, np.float32):
         return (unused, *[np.int64(0)] * ndim)
     return (array, *[np.int64(0)] * (ndim - array.ndim), *strides_of(array))
 
@@ -188,7 +189,7 @@ def _flags(problem: Any) -> int:
         problem.causal,
         problem.alibi_slopes is not None,
         problem.sinks is not None,
-        *(scale is not None for scale in scales),
+        *(scale is not None and not isinstance(scale, np.float32) for scale in scales),
         any(np.ndim(scale) == 3 for scale in scales if scale is not None),
         aligned16(problem.key_cache) and aligned16(problem.value_cache),
         aligned16(problem.query),
@@ -209,8 +210,12 @@ def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
     if shared > kernel.max_dynamic_shared_size_bytes:
         kernel.max_dynamic_shared_size_bytes = shared
     unused, cap = outputs[1], problem.soft_cap
+    # A scale that is no array is a number the host knows.
+    key_factor, value_factor = (
+        float(scale) if isinstance(scale, np.float32) else 1.0 for scale in (problem.key_scale, problem.value_scale)
+    )
     arrays = (problem.query, problem.key_cache, problem.value_cache, problem.block_table)
-    scale = problem.scale * np.log2(np.e) if cap is None else problem.scale / cap
+    scale = key_factor * problem.scale * (np.log2(np.e) if cap is None else 1 / cap)
     sizes = (problem.head_size, problem.block_size, problem.num_seqs, problem.num_kv_heads, problem.group)
     cutting = (cut.row_warps, cut.split, cut.max_splits, cut.parts, *cut.tiles)
     args = (
@@ -220,8 +225,9 @@ def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
         *_optional(problem.key_scale, unused, 3),
         *_optional(problem.value_scale, unused, 3),
         *map(np.int64, cut.scratch[:3]),
-        np.float32(scale),
-        np.float32(0 if cap is None else cap * np.log2(np.e)),
+        np.float32(min(max(scale, -LARGEST), LARGEST)),
+        np.float32(value_factor),
+        np.float32(0 if cap is None else max(cap * np.log2(np.e), SMALLEST)),
         _window(problem),
         *(np.int32(n) for n in (flags, FORMATS.get(np.dtype(problem.key_cache.dtype).name, 0), *sizes, *cutting)),
     )
@@ -229,14 +235,16 @@ def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
 
 
 def _most_items(problem: Any, cut: Plan) -> int:
-    """Items of work at most: a sequence of one tile has `splits`, a longer one `max_splits` or a tile each."""
-    row_tiles = ceil_div(problem.num_tokens * problem.group, cut.rows * (cut.row_warps or 1))
-    tiles = min(row_tiles + problem.num_seqs, problem.num_tokens * problem.group)
-    return (problem.num_seqs * cut.splits + tiles) * problem.num_kv_heads * cut.parts
+    """Items of work at most, whatever the lengths of the sequences are."""
+    rows = problem.num_tokens * problem.group
+    full_tiles = rows // (cut.rows * (cut.row_warps or 1)) + problem.num_seqs  # and a last one each
+    tiles = min(full_tiles, problem.num_tokens * ceil_div(problem.group, cut.rows))
+    items = min(tiles * cut.splits, tiles + problem.num_seqs * cut.max_splits)
+    return int(items * problem.num_kv_heads * cut.parts)
 
 
 def _reduce(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -> None:
-    kernel = device.kernel(SOURCE, f"reduce_splits<{C_TYPES[np.dtype(problem.query.dtype).name]}>")
+    kernel = device.kernel(REDUCE_SOURCE, f"reduce_splits<{C_TYPES[np.dtype(problem.query.dtype).name]}>")
     sizes = (problem.head_size, cut.padded * cut.parts, problem.num_seqs, problem.num_kv_heads, problem.group, cut.rows)
     cutting = (cut.row_warps, cut.split, cut.max_splits)
     args = (

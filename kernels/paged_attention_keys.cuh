@@ -3,9 +3,9 @@
 //   block table -> slot offsets, two tiles ahead, in shared memory   (one division and table read for each key)
 //   K and V     -> shared memory, one tile ahead, by cp.async        (16 bytes a thread)
 //
-// Of a quantised cache the codes come the same way, and when their tile is there they are decoded, exactly and in pairs,
-// to a tile of the queries' type. Scales never touch them: a key's multiplies its scores, a value's its weights, so that
-// no code times a scale has to fit into 16 bits.
+// Of a quantised cache the codes come the same way, and when their tile is there they are decoded, exactly and in
+// pairs, to a tile of the queries' type. Scales never touch them: a key's multiplies its scores, a value's its weights,
+// so that no code times a scale has to fit into 16 bits.
 #pragma once
 #include "paged_attention_warps.cuh"
 
@@ -111,8 +111,8 @@ struct KeyTiles {
 
   __device__ int count() const { return (end - first + tile - 1) / tile; }
   __device__ T* key_tile(int index) const {
-    const int bytes = format == UNQUANTISED ? index % STAGES * 2 * tile * D * static_cast<int>(sizeof(T)) : STAGES * 2 * tile * D;
-    return reinterpret_cast<T*>(room + bytes);
+    const int tiles = 2 * tile * D, whole = tiles * static_cast<int>(sizeof(T));
+    return reinterpret_cast<T*>(room + (format == UNQUANTISED ? index % STAGES * whole : STAGES * tiles));
   }
   __device__ T* value_tile(int index) const { return key_tile(index) + tile * D; }
   __device__ Code* code_tile(int index) const { return room + index % STAGES * 2 * tile * D; }
@@ -131,7 +131,7 @@ struct KeyTiles {
     const long long block = table[key / block_size * entry_stride];
     Slot found = {keys.row(block, slot, kv_head), values.row(block, slot, kv_head), {1.0f, 1.0f}};
     if (slot_scales)
-      found.factors = make_float2(keys.scales.of_slot(block, slot, kv_head), values.scales.of_slot(block, slot, kv_head));
+      found.factors = {keys.scales.of_slot(block, slot, kv_head), values.scales.of_slot(block, slot, kv_head)};
     return found;
   }
 
@@ -160,7 +160,8 @@ struct KeyTiles {
       const longlong2 slot = slots[index % 2 * tile + row];
       const int at = swizzled<T, D>(row, piece), exist = slot.x < 0 ? 0 : elements;
       stage_piece(key_to + at, exist ? key_piece + slot.x : key_data, keys.stride, exist, vector);
-      if (with_values) stage_piece(value_to + at, exist ? value_piece + slot.y : value_data, values.stride, exist, vector);
+      if (with_values)
+        stage_piece(value_to + at, exist ? value_piece + slot.y : value_data, values.stride, exist, vector);
     };
     if (vector) {
 #pragma unroll 4
@@ -185,7 +186,8 @@ struct KeyTiles {
       const longlong2 slot = slots[index % 2 * tile + row];
       const int exist = slot.x < 0 ? 0 : elements;
       stage_piece(to + row * D, exist ? key_piece + slot.x : key_data, keys.stride, exist, vector);
-      if (with_values) stage_piece(to + (tile + row) * D, exist ? value_piece + slot.y : value_data, values.stride, exist, vector);
+      if (with_values)
+        stage_piece(to + (tile + row) * D, exist ? value_piece + slot.y : value_data, values.stride, exist, vector);
     }
   }
 
@@ -195,8 +197,9 @@ struct KeyTiles {
     T* to = key_tile(index);
 #pragma unroll 2
     for (int i = threadIdx.x; i < (with_values ? 2 : 1) * tile * PIECES; i += THREADS) {
-      const int row = i / PIECES, piece = i % PIECES;  // a tile is a multiple of eight rows: V is swizzled as it would be
-      *reinterpret_cast<uint4*>(to + swizzled<T, D>(row, piece)) = decode_piece<T>(codes + row * D + piece * PIECE, format);
+      const int row = i / PIECES, piece = i % PIECES;  // K has a multiple of eight rows: V is swizzled as if alone
+      *reinterpret_cast<uint4*>(to + swizzled<T, D>(row, piece)) =
+          decode_piece<T>(codes + row * D + piece * PIECE, format);
     }
   }
 

@@ -54,7 +54,8 @@ struct Scratch {
   int columns;
 
   __device__ long long slot(const Sequence& s, int seq, int kv_head, int split, int row) const {
-    return s.token * token_slots + seq * seq_slots + kv_head * head_slots + static_cast<long long>(split) * s.rows + row;
+    const long long first = s.token * token_slots + seq * seq_slots + kv_head * head_slots;
+    return first + static_cast<long long>(split) * s.rows + row;
   }
 };
 

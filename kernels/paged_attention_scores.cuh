@@ -7,7 +7,8 @@ struct State {
   float maximum, sum;
 };
 
-// One row of a tile. `position` is its query's, or more than any key's where all are seen; `slope` is ALiBi's in base 2.
+// One row of a tile. `position` is its query's, or more than any key's where all are seen; `slope` is ALiBi's in base
+// 2.
 struct Row {
   long long out;  // of out and lse
   int position;

@@ -1,9 +1,9 @@
 // Who does what: how a sequence's rows and keys are cut up, and how programs that know no length until they run share
 // the pieces out.
 //
-// The rows of a sequence and KV head are its queries times the group: row r is query r / group and query head
-// r % group of that KV head. A tile of rows is what one program takes; the keys that its queries see are split. All of it
-// depends on the sequence alone, so that its result does not depend, to the bit, on what it is batched with.
+// The rows of a sequence and KV head are its queries times the group: row r is query r / group and query head r % group
+// of that KV head. A tile of rows is what one program takes; the keys that its queries see are split. All of it depends
+// on the sequence alone, so that its result does not depend, to the bit, on what it is batched with.
 #pragma once
 #include "intrinsics.cuh"
 
@@ -28,13 +28,15 @@ struct Range {
   int first, end, all_first, all_end;
 };
 
-// One sequence. A tile has tile_rows rows, shared out by row_warps warps; each tile's keys have up to most_splits splits.
+// One sequence. A tile has tile_rows rows, shared out by row_warps warps; each tile's keys have up to most_splits
+// splits.
 struct Sequence {
   int token, queries, length, rows, row_warps, tile_rows, tiles, most_splits;
 };
 
 // All sequences. row_warps: 1, 2 or 4, or 0 for as many as a sequence has rows for. max_splits: of a single tile of one
-// warp's rows; more rows are as many more programs, so that there need not be as many splits, and their scratch is bounded.
+// warp's rows; more rows are as many more programs, so that there need not be as many splits, and their scratch is
+// bounded.
 struct Sequences {
   const int* seq_lens;
   long long length_stride;

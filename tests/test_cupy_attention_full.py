@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench import _codegen
+from bench.workloads import WORKLOADS
 from pagebench.kernels import paged_attention_cupy
 from pagebench.kernels.cupy_provider import provider
 from pagebench.kernels.memory_trace import trace
@@ -84,6 +86,13 @@ def test_scales_of_any_size(kv_scale: str) -> None:
         check_within(dataclasses.replace(problem, value_scale=scale))
 
 
+def test_a_scale_may_be_a_number() -> None:
+    recipe = AttentionRecipe(sequences=((3, 40), (1, 33)), cache_dtype="int8", kv_scale="slot")
+    problem = recipe.build()
+    check_within(dataclasses.replace(problem, key_scale=np.float32(0.25), value_scale=np.float32(3)))
+    check_within(dataclasses.replace(problem, value_scale=np.float32(3)))
+
+
 def check_within(problem: PagedAttention) -> None:
     for variant in provider.variants(problem):
         contracts.check(provider, problem, variant=variant)
@@ -139,6 +148,21 @@ def test_a_program_fits_as_often_on_an_sm_whatever_its_rows(dtype: Any, head_siz
     per_sm = {64: 4, 128: 3, 256: 2}[cut.padded]
     assert (cut.shared_bytes(problem.query.itemsize, factors=False) + 2048) * per_sm <= 228 * 1024
     assert all(tile % 16 == 0 and tile >= 16 for tile in cut.tiles)
+
+
+def test_decode_fills_a_gpu() -> None:
+    """Two programs for each of 132 SMs, and 25 KB of loads in flight on each, at batch 8 x 4k and 1 x 32k."""
+    names = ("llama-3-8b-decode-b8-s4096-block16-fp16", "llama-3-8b-decode-b1-s32768-block16-fp16")
+    for name, recording in _codegen.record("cupy", names, 90).items():
+        assert recording.launches, recording
+        launch = recording.launches[0]
+        cut = paged_attention_cupy.plan(WORKLOADS[name].codegen_problem())
+        resident = min(launch.programs_per_sm, launch.programs // 132)
+        assert resident >= 2
+        assert resident * cut.tiles[0] * 2 * 128 * 2 >= 25 * 1024  # one tile of K and V each
+        assert launch.stats.matrix["HMMA"] == 32
+        assert set(launch.stats.async_copies) == {128}
+        assert launch.stats.spills == 0
 
 
 def test_scratch_is_bounded_by_what_splits() -> None:
