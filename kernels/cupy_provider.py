@@ -10,12 +10,14 @@ from pagebench.kernels import (
     block_copy_write_cupy,
     dequant_cupy,
     dequant_gemv_cupy,
+    merge_states_cupy,
     paged_attention_cupy,
 )
 from pagebench.kernels.cupy_arrays import CupyArrays
 
 _OPS: dict[str, Any] = {
     "paged_attention": paged_attention_cupy,
+    "merge_states": merge_states_cupy,
     "copy_blocks": block_copy_cupy,
     "swap_blocks": block_copy_swap_cupy,
     "write_kv": block_copy_write_cupy,
@@ -58,6 +60,9 @@ class CupyProvider(CupyArrays):
 
     def paged_attention(self, problem: Any, **variant: Any) -> tuple[Any, Any]:
         return paged_attention_cupy.paged_attention(self, problem, **variant)
+
+    def merge_states(self, problem: Any, **variant: Any) -> tuple[Any, Any]:
+        return merge_states_cupy.merge_states(self, problem, **variant)
 
     def copy_blocks(self, problem: Any, **variant: Any) -> None:
         block_copy_cupy.copy_blocks(self, problem, **variant)

@@ -1,4 +1,4 @@
-"""Launcher of merge_states.cu: one thread for each 16 bytes of a side, or for each element where rows are not aligned."""
+"""Launcher of merge_states.cu: one thread for each 16 bytes of a side, or each element where rows are not aligned."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-OPS = ("paged_attention", "copy_blocks", "swap_blocks", "write_kv", "gather_kv", "dequantize", "dequant_gemv")
+OPS = ("paged_attention", "merge_states", "copy_blocks", "swap_blocks", "write_kv", "gather_kv", "dequantize", "dequant_gemv")
 OPTIONAL = ("as_strided", "empty", "variants", "contract", "to_pinned")
 ENTRY_POINTS = "pagebench.providers"  # where installed packages register theirs
 OURS = {
@@ -27,7 +27,8 @@ OURS = {
 class Provider(Protocol):
     """What every provider has. Ops are methods named as in OPS; each takes a problem with device arrays.
 
-    paged_attention(problem, **variant) -> (out, lse or None); copy_blocks, swap_blocks and write_kv(problem, **variant)
+    paged_attention(problem, **variant) -> (out, lse or None); merge_states(problem, **variant) -> (out, lse);
+    copy_blocks, swap_blocks and write_kv(problem, **variant)
     -> None, in place on the problem's arrays; gather_kv(problem, **variant) -> (key, value); dequantize(problem,
     **variant) -> weight. Optional:
 

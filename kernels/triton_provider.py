@@ -16,6 +16,7 @@ from pagebench.kernels import (
     block_copy_write_triton,
     dequant_gemv_triton,
     dequant_triton,
+    merge_states_triton,
     paged_attention_triton,
 )
 from pagebench.kernels.torch_arrays import TorchArrays
@@ -24,10 +25,12 @@ from pagebench.reference.block_copy_gather import GatherKV
 from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import Dequantize, default_contract
 from pagebench.reference.dequant_gemv import DequantGemv
+from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.paged_attention import PagedAttention
 
 _KERNELS: dict[type, Any] = {
     PagedAttention: paged_attention_triton,
+    MergeStates: merge_states_triton,
     CopyBlocks: block_copy_triton,
     SwapBlocks: block_copy_swap_triton,
     WriteKV: block_copy_write_triton,
@@ -41,6 +44,7 @@ class TritonProvider(TorchArrays):
     """Every op of `pagebench.kernels.*_triton` (see `providers.Provider` for the contract)."""
 
     name = "triton"
+    batch_invariant = True  # bitwise: see paged_attention_ranges_triton
 
     @property
     def interpreted(self) -> bool:
@@ -69,6 +73,9 @@ class TritonProvider(TorchArrays):
 
     def paged_attention(self, problem: PagedAttention, **variant: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return paged_attention_triton.paged_attention(problem, self.empty, **variant)
+
+    def merge_states(self, problem: MergeStates, **variant: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return merge_states_triton.merge_states(problem, self.empty, **variant)
 
     def copy_blocks(self, problem: CopyBlocks, **variant: Any) -> None:
         block_copy_triton.copy_blocks(problem, **variant)

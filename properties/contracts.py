@@ -12,7 +12,7 @@ import numpy as np
 
 from pagebench.properties import poison
 from pagebench.properties.runs import NotExercised, Run, run
-from pagebench.reference import dequant, error_bounds
+from pagebench.reference import dequant, error_bounds, merge_states
 from pagebench.reference import paged_attention as attention
 from pagebench.reference.block_copy import CopyBlocks, SwapBlocks, copy_blocks, swap_blocks
 from pagebench.reference.block_copy_gather import GatherKV, gather_kv
@@ -20,6 +20,7 @@ from pagebench.reference.block_copy_write import WriteKV, write_kv
 from pagebench.reference.dequant import Dequantize
 from pagebench.reference.dequant_gemv import DequantGemv, assert_product, dequant_gemv
 from pagebench.reference.dtypes import FLOAT32, Array
+from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
 
@@ -86,6 +87,8 @@ def expectation(problem: Problem) -> Callable[[Run], Missing]:
     """A function that raises AssertionError unless a run's results are right for `problem`."""
     if isinstance(problem, PagedAttention):
         return _attention_expectation(problem)
+    if isinstance(problem, MergeStates):
+        return _merge_expectation(problem)
     if isinstance(problem, CopyBlocks):
         caches = copy_blocks(problem)
         return lambda done: _compare_bits(done, {f"caches[{i}]": cache for i, cache in enumerate(caches)})
@@ -128,6 +131,22 @@ def _product_expectation(problem: DequantGemv) -> Callable[[Run], Missing]:
     def compare(done: Run) -> Missing:
         require_form("y", done.results["y"], product.y.shape, problem.dtype)
         assert_product("y", _some(done.results["y"]), product, problem.dtype)
+        return ()
+
+    return compare
+
+
+def _merge_expectation(problem: MergeStates) -> Callable[[Run], Missing]:
+    expected = merge_states.merge_states(problem)
+    bounds = merge_states.bound(problem)
+    alone, *sides = merge_states.one_sided(problem)
+
+    def compare(done: Run) -> Missing:
+        for name, right, bound, side in zip(("out", "lse"), expected, bounds, sides, strict=True):
+            require_form(name, done.results[name], side.shape, side.dtype)
+            got = _some(done.results[name])
+            error_bounds.assert_same_bits(f"{name} of rows with one empty side", got[alone], side[alone])
+            error_bounds.assert_close(name, got[~alone], right[~alone], bound[~alone])
         return ()
 
     return compare

@@ -17,6 +17,7 @@ from pagebench.reference.block_copy_gather import GatherKV
 from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import PackedWeight
 from pagebench.reference.dtypes import Array
+from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.placement import ALIGNMENT, FENCE, FENCE_BYTE, FenceError, arrays_of
 from pagebench.reference.problem import Problem
@@ -57,6 +58,8 @@ def live_elements(problem: Problem, name: str) -> Any:
         return problem.rows()
     if isinstance(problem, GatherKV):
         return _live_in_gather(problem, name)
+    if isinstance(problem, MergeStates) and name.startswith("out"):
+        return getattr(problem, name.replace("out", "lse")) > -np.inf
     if isinstance(problem, PackedWeight) and name.startswith("packed["):
         return problem.live(name[7:-1])
     return ...

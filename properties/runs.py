@@ -18,7 +18,7 @@ from pagebench.reference.problem import Problem
 IN_PLACE: dict[str, Any] = {"copy_blocks": copy_blocks_, "swap_blocks": swap_blocks_, "write_kv": write_kv_}
 OUTPUTS = {"copy_blocks": ("caches",), "swap_blocks": ("dst_caches",)}
 SINGLE = {"dequantize": "weight", "dequant_gemv": "y"}
-PAIRS = {"paged_attention": ("out", "lse"), "gather_kv": ("key", "value")}
+PAIRS = {"paged_attention": ("out", "lse"), "merge_states": ("out", "lse"), "gather_kv": ("key", "value")}
 
 
 class NotExercised(Exception):  # noqa: N818  # no error: the claim was not tried
@@ -29,7 +29,7 @@ class NotExercised(Exception):  # noqa: N818  # no error: the claim was not trie
 class Run:
     """What came back: `results` on the host by name (None where the provider returns none), and what was not looked at.
 
-    paged_attention: out, lse. gather_kv: key, value. dequantize: weight. dequant_gemv: y. copy_blocks: caches[0],
+    paged_attention, merge_states: out, lse. gather_kv: key, value. dequantize: weight. dequant_gemv: y. copy_blocks: caches[0],
     caches[1], ... swap_blocks: dst_caches[0], ... write_kv: key_cache, value_cache, and key_scale, value_scale
     where computed.
     """

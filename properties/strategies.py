@@ -13,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from pagebench.properties.block_copy_recipes import CopyRecipe, SwapRecipe
 from pagebench.properties.block_copy_rows_recipes import MAX_ROW, QUANTISED, GatherRecipe, WriteRecipe
 from pagebench.properties.dequant_recipes import SCALES, DequantRecipe, GemvRecipe
+from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.paged_attention_recipes import MAX_KEYS, AttentionRecipe
 from pagebench.properties.support import Support, everything
 from pagebench.reference.block_copy import CopyBlocks
@@ -79,6 +80,7 @@ def recipe(op: str, pick: Picker, support: Support) -> Any:
     """The recipe of the op that `pick` chooses within `support`."""
     made = {
         "paged_attention": attention_recipe,
+        "merge_states": merge_recipe,
         "copy_blocks": copy_recipe,
         "swap_blocks": swap_recipe,
         "write_kv": write_recipe,
@@ -137,6 +139,21 @@ def _sequence(pick: Picker, decode: bool, block_size: int, most_keys: int) -> tu
     if decode:
         return pick((1, 1, 1, 1, 1, 1, 1, 0)), keys
     return pick((0, 1, 2, 3, min(keys, 20), min(keys, 20) + 1)), keys
+
+
+def merge_recipe(pick: Picker, support: Support) -> MergeRecipe:
+    axes = support.axes
+    return MergeRecipe(
+        dtype=pick(axes["dtype"]),
+        head_size=pick(axes["head_size"]),
+        num_heads=pick((1, 2, 3, 5, 8)),
+        num_tokens=pick((3, 1, 2, 7, 17, 0)),
+        layout=pick(axes["layout"]),
+        lse=pick(axes["lse"]),
+        empty=pick(axes["empty"], plain_weight=2),
+        dead=pick(("nan", "inf", "zero")),
+        seed=pick.seed(),
+    )
 
 
 def copy_recipe(pick: Picker, support: Support) -> CopyRecipe:

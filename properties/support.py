@@ -11,11 +11,13 @@ from typing import Any
 from pagebench.properties.block_copy_recipes import CopyRecipe, SwapRecipe
 from pagebench.properties.block_copy_rows_recipes import GatherRecipe, WriteRecipe
 from pagebench.properties.dequant_recipes import DequantRecipe, GemvRecipe
+from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 
 Recipe = Any  # one of those in RECIPES
 RECIPES: dict[str, Any] = {
     "paged_attention": AttentionRecipe,
+    "merge_states": MergeRecipe,
     "copy_blocks": CopyRecipe,
     "swap_blocks": SwapRecipe,
     "write_kv": WriteRecipe,
