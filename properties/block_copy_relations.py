@@ -119,8 +119,9 @@ def _per_row(scale: Any, blocks: Array, offsets: Array) -> Array:
     """float64, to broadcast against rows [n, heads, head_size]."""
     if scale is None:
         return np.ones((1, 1, 1))
-    values = np.asarray(scale).astype(np.float64)
-    return values[blocks, offsets][..., None] if values.ndim == 3 else values.reshape(1, -1, 1)
+    values = np.asarray(scale)
+    rows = values[blocks, offsets][..., None] if values.ndim == 3 else values.reshape(1, -1, 1)
+    return rows.astype(np.float64)
 
 
 def _assert_nearest(name: str, rows: Array, back: Array, scale: Array, dtype: np.dtype[Any]) -> None:

@@ -22,7 +22,7 @@ from pagebench.reference.dtypes import (
 
 DTYPES = {d.name: d for d in (FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E4M3FN, FLOAT8_E5M2, INT8)}
 QUANTISED = tuple(d.name for d in QUANTISED_DTYPES)
-HEADS = (2, 1, 3, 5, 8, 33, 65, 128)
+HEADS = (2, 1, 3, 5, 8, 16, 17, 31, 32, 33, 63, 64, 65)
 HEAD_SIZES = (8, 128, 64, 1, 5, 17, 24, 40, 80, 256, 600)
 MAX_ROW = 65 * 128  # elements of a token
 KV_LAYOUTS = ("contiguous", "halves", "hnd", "padded", "dims apart")
@@ -139,7 +139,15 @@ class WriteRecipe:
         return filled(rows, heads, size), filled(rows, heads, size)
 
     def _values(self, dims: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
-        normal: Array = rng.standard_normal(dims) * np.exp2(rng.integers(-4, 5, dims[:1])).reshape(-1, *[1] * (len(dims) - 1))
+        values = self._any_values(dims, dtype, rng)
+        if self.scale == "computed" and rng.random() < 0.5:
+            values[:, -1:] = 0  # rows of the last head, whose scale is then 1
+        return values
+
+    def _any_values(self, dims: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
+        normal: Array = rng.standard_normal(dims) * np.exp2(rng.integers(-4, 5, dims[:1])).reshape(
+            -1, *[1] * (len(dims) - 1)
+        )
         if self.values == "bits":
             found = random_bits(rng, dims, dtype)
             with np.errstate(invalid="ignore"):

@@ -188,15 +188,16 @@ def write_recipe(pick: Picker, support: Support) -> WriteRecipe:
     heads, size = _row(pick, axes)
     cache_dtype = pick(axes["cache_dtype"], plain_weight=2)
     num_rows = pick((3, 2, 5, 1, 17, 0) if heads * size <= 1024 else (2, 1, 3, 0))
+    block_size = min(pick(axes["block_size"]), max(2 * MAX_ROW // (heads * size), 1))
     return WriteRecipe(
         dtype=pick(axes["dtype"]),
         cache_dtype=cache_dtype,
         num_kv_heads=heads,
         head_size=size,
-        block_size=pick(axes["block_size"]),
+        block_size=block_size,
         num_rows=num_rows,
         mapped=max(num_rows - pick((0, 1, 0, 2)), 0),
-        skip_every=pick((2, 0, 3, 1)),
+        skip_every=pick((0, 2, 0, 3, 2, 1)),
         row_layout=pick(axes["row_layout"]),
         kv_layout=pick(axes["kv_layout"]),
         scale=pick(axes["scale"]) if cache_dtype in QUANTISED else None,
@@ -209,7 +210,7 @@ def gather_recipe(pick: Picker, support: Support) -> GatherRecipe:
     axes = support.axes
     heads, size = _row(pick, axes)
     cache_dtype = pick(axes["cache_dtype"], plain_weight=2)
-    block_size = pick(axes["block_size"])
+    block_size = min(pick(axes["block_size"]), max(2 * MAX_ROW // (heads * size), 1))
     most = max(MAX_ROW // (heads * size), 2)
     lengths = tuple(min(n, most) for n in (block_size, block_size + 1, 2 * block_size - 1, 1, 0, 33))
     return GatherRecipe(

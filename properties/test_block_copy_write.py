@@ -58,9 +58,12 @@ def test_write_then_gather(subject: Subject, data: Any) -> None:
 
 @fixed(OP)
 def test_every_code_is_a_fixed_point(subject: Subject) -> None:
-    """Every number of a quantised format, and halfway to each neighbour, without a scale and with powers of two."""
+    """Every number of a quantised format, halfway to each neighbour and just beside, times scales of every kind.
+
+    Many quotients by the last two scales are halfway exactly, where a product with the reciprocal is not.
+    """
     for name in QUANTISED:
-        for scale in (None, np.float32(2.0**-7), np.float32(8)):
+        for scale in (None, np.float32(2.0**-7), np.float32(0.3), np.float32(0.0117)):
             problem = _edges(name, scale)
             if subject.accepted(problem):
                 subject.hold(contracts.check, problem)

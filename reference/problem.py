@@ -60,6 +60,7 @@ class Problem:
 
     def repro(self, provider: str, variant: dict[str, Any] | None = None) -> str:
         """A Python snippet that runs this problem on the provider named `provider` and compares with the reference."""
+        text = self.to_text()
         return textwrap.dedent("""\
             # {summary}
             from pagebench.kernels.providers import load_provider
@@ -72,7 +73,7 @@ class Problem:
             check(load_provider({provider!r}), problem, variant={variant!r})
             """).format(
             summary=self.describe().replace("\n", "\n# "),
-            text="\n".join(f"    {line!r}" for line in textwrap.wrap(self.to_text(), 100, break_on_hyphens=False)),
+            text="\n".join(f"    {text[i : i + 100]!r}" for i in range(0, len(text), 100)),
             provider=provider,
             variant=variant or {},
         )

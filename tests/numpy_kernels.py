@@ -5,6 +5,7 @@ Each step is a method, so that a planted bug is a subclass that gets one step wr
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from pagebench.properties.host_arrays import HostArrays
@@ -182,6 +183,121 @@ class Copy(NumpyKernels):
         cache[dst] = staged
 
 
+class Swap(NumpyKernels):
+    """Blocks from one pool to the other."""
+
+    def swap_blocks(self, p: Any) -> None:
+        src, dst = self.sides(p)
+        for source, target in zip(p.src_caches, p.dst_caches, strict=True):
+            self.move(source, target, src, dst)
+
+    def sides(self, p: Any) -> tuple[Array, Array]:
+        return p.pairs[:, 0], p.pairs[:, 1]
+
+    def move(self, source: Array, target: Array, src: Array, dst: Array) -> None:
+        target[dst] = source[src]
+
+
+class Write(NumpyKernels):
+    """Rows into slots, a whole array at a time."""
+
+    def write_kv(self, p: Any) -> None:
+        with np.errstate(all="ignore"):
+            rows, slots = self.mapped(p)
+            where = self.place(p, slots)
+            for name in ("key", "value"):
+                cache, scale = getattr(p, f"{name}_cache"), getattr(p, f"{name}_scale")
+                values = getattr(p, name)[rows]
+                if p.compute_scales:
+                    scale[where] = self.row_scale(p, values)
+                if p.quantised:
+                    values = self.quantised(float32(values), self.scale_of(scale, where), cache.dtype)
+                self.put(cache, where, values)
+
+    def mapped(self, p: Any) -> tuple[Array, Array]:
+        rows = np.flatnonzero(p.slot_mapping >= 0)
+        return rows, p.slot_mapping[rows]
+
+    def place(self, p: Any, slots: Array) -> tuple[Array, Array]:
+        return slots // p.block_size, slots % p.block_size
+
+    def row_scale(self, p: Any, values: Array) -> Array:
+        largest = abs(float32(values)).max(axis=2)
+        return np.where(largest == 0, FLOAT32.type(1), largest / FLOAT32.type(self.highest(p.key_cache.dtype)))
+
+    def highest(self, dtype: Any) -> float:
+        return 127 if dtype == np.int8 else float(ml_dtypes.finfo(dtype).max)
+
+    def scale_of(self, scale: Any, where: tuple[Array, Array]) -> Any:
+        if scale is None:
+            return FLOAT32.type(1)
+        return scale[where][..., None] if scale.ndim == 3 else np.asarray(scale).reshape(1, -1, 1)
+
+    def quantised(self, values: Array, scale: Any, dtype: Any) -> Array:
+        return self.encode(self.divide(values, scale), dtype)
+
+    def divide(self, values: Array, scale: Any) -> Array:
+        quotient: Array = values / scale
+        return quotient
+
+    def encode(self, x: Array, dtype: Any) -> Array:
+        nan = np.isnan(x)
+        clipped = self.clip(np.where(nan, 0, x), dtype)
+        codes = np.asarray(self.round(clipped) if dtype == np.int8 else clipped).astype(dtype).view(np.uint8)
+        return np.where(nan, self.nan_code(dtype), codes).astype(np.uint8).view(dtype)
+
+    def clip(self, x: Array, dtype: Any) -> Array:
+        highest = self.highest(dtype)
+        return np.clip(x, -highest - (dtype == np.int8), highest)
+
+    def round(self, x: Array) -> Array:
+        return np.rint(x)
+
+    def nan_code(self, dtype: Any) -> int:
+        return 0 if dtype == np.int8 else 0x7F
+
+    def put(self, cache: Array, where: tuple[Array, Array], values: Array) -> None:
+        cache[where] = values
+
+
+class Gather(NumpyKernels):
+    """Sequence by sequence into outputs of its own."""
+
+    def gather_kv(self, p: Any) -> tuple[Array, Array]:
+        shape = (p.num_tokens, p.num_kv_heads, p.head_size)
+        out = self.empty(shape, p.dtype), self.empty(shape, p.dtype)
+        start = 0
+        with np.errstate(all="ignore"):
+            for seq in range(p.num_seqs):
+                where = self.locate(p, seq, np.arange(self.length_of(p, seq)))
+                stop = start + where[0].size
+                for dense, cache, scale in zip(
+                    out, (p.key_cache, p.value_cache), (p.key_scale, p.value_scale), strict=True
+                ):
+                    dense[start:stop] = self.dequantised(cache[where], self.factor(scale, where), p.dtype)
+                start = stop
+        return out
+
+    def length_of(self, p: Any, seq: int) -> int:
+        return int(p.seq_lens[seq])
+
+    def locate(self, p: Any, seq: int, position: Array) -> tuple[Array, Array]:
+        return p.block_table[seq, position // p.block_size], position % p.block_size
+
+    def factor(self, scale: Any, where: tuple[Array, Array]) -> Any:
+        if scale is None:
+            return None
+        return scale[where][..., None] if scale.ndim == 3 else np.asarray(scale).reshape(1, -1, 1)
+
+    def dequantised(self, stored: Array, factor: Any, dtype: Any) -> Array:
+        if stored.dtype == dtype:
+            return stored
+        return self.rounded(float32(stored) * (1 if factor is None else factor), dtype)
+
+    def rounded(self, values: Array, dtype: Any) -> Array:
+        return values.astype(dtype)
+
+
 class Dequant(NumpyKernels):
     """Two formats as float32 products of an integer and a scale, and the fused product with one row after another."""
 
@@ -256,7 +372,7 @@ class Dequant(NumpyKernels):
         return float32(q) * scale
 
 
-class Everything(Attention, Copy, Dequant):
+class Everything(Attention, Copy, Swap, Write, Gather, Dequant):
     """All ops."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy_kernels
 import planted_attention
 import planted_others
+import planted_rows
 import pytest
 from claim_runner import MODULES, caught_by
 
@@ -28,6 +29,21 @@ def test_attention_bug_is_caught(bug: Any) -> None:
 @pytest.mark.parametrize("bug", planted(planted_others, numpy_kernels.Copy))
 def test_copy_bug_is_caught(bug: Any) -> None:
     assert caught_by(bug(), "copy_blocks") is not None
+
+
+@pytest.mark.parametrize("bug", planted(planted_rows, numpy_kernels.Swap))
+def test_swap_bug_is_caught(bug: Any) -> None:
+    assert caught_by(bug(), "swap_blocks") is not None
+
+
+@pytest.mark.parametrize("bug", planted(planted_rows, numpy_kernels.Write))
+def test_write_bug_is_caught(bug: Any) -> None:
+    assert caught_by(bug(), "write_kv") is not None
+
+
+@pytest.mark.parametrize("bug", planted(planted_rows, numpy_kernels.Gather))
+def test_gather_bug_is_caught(bug: Any) -> None:
+    assert caught_by(bug(), "gather_kv") is not None
 
 
 @pytest.mark.parametrize("bug", planted(planted_others, numpy_kernels.Dequant))
