@@ -87,7 +87,7 @@ def merge_states(problem: MergeStates) -> tuple[Array, Array]:
     out = np.zeros(problem.out_a.shape)
     for side, own in ((problem.out_a, lse_a), (problem.out_b, lse_b)):
         there = own > -np.inf
-        out[there] += np.exp(own - lse, where=there, out=np.zeros_like(lse))[there][:, None] * to_float64(side[there])
+        out[there] += np.exp(own[there] - lse[there])[:, None] * to_float64(side[there])
     return out, lse
 
 

@@ -1,0 +1,245 @@
+"""The reference of paged attention against other formulations, and our kernels where a property has no say.
+
+torch's `scaled_dot_product_attention` and FlexAttention in float64 know causal masks, windows, groups, soft caps and
+ALiBi; sinks and what those two cannot express are written out below in a few lines each, straight from the definitions.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagebench.kernels.providers import load_provider
+from pagebench.properties import contracts, strategies
+from pagebench.properties.paged_attention_recipes import AttentionRecipe
+from pagebench.properties.support import everything
+from pagebench.reference import error_bounds, merge_states
+from pagebench.reference import paged_attention as attention
+from pagebench.reference.dtypes import COMPUTE_DTYPES, to_float64
+from pagebench.reference.merge_states import MergeStates
+from pagebench.reference.paged_attention import PagedAttention
+
+Array = np.ndarray[Any, Any]
+SEQUENCES = ((1, 33), (5, 20), (20, 20), (7, 3), (3, 0), (0, 9), (2, 17))
+FEATURES = {
+    "plain": {},
+    "window": {"window": 6},
+    "window of one": {"window": 1},
+    "soft cap": {"soft_cap": 0.5},
+    "ALiBi": {"alibi": True},
+    "not causal": {"causal": False},
+    "window and ALiBi and soft cap": {"window": 6, "alibi": True, "soft_cap": 2.0},
+    "int8": {"cache_dtype": "int8", "kv_scale": "slot"},
+    "fp8": {"cache_dtype": "float8_e4m3fn", "kv_scale": "head"},
+}
+
+
+def problem_of(**choices: Any) -> PagedAttention:
+    recipe = AttentionRecipe(head_size=24, group=3, num_kv_heads=2, block_size=4, sequences=SEQUENCES)
+    return dataclasses.replace(recipe, **choices).build()
+
+
+def dense(problem: PagedAttention, seq: int) -> tuple[Array, Array, Array]:
+    """q [heads, rows, head_size], k and v [KV heads, keys, head_size] of a sequence, float64, gathered key by key."""
+    keys, values = [], []
+    for position in range(int(problem.seq_lens[seq])):
+        # Entries that no query uses may hold anything.
+        used = problem.first_visible(seq) <= position
+        block = problem.block_table[seq, position // problem.block_size] if used else 0
+        at = (block, position % problem.block_size)
+        for rows, cache, scale in (
+            (keys, problem.key_cache, problem.key_scale),
+            (values, problem.value_cache, problem.value_scale),
+        ):
+            row = to_float64(cache[at]) if used else np.zeros(cache.shape[2:])
+            factor = 1.0 if scale is None else np.asarray(scale[at] if np.ndim(scale) == 3 else scale, np.float64)
+            rows.append(row * np.reshape(factor, (-1, 1)))
+    shape = (problem.num_kv_heads, 0, problem.head_size)
+    k, v = (np.stack(rows, 1) if rows else np.zeros(shape) for rows in (keys, values))
+    return to_float64(problem.query[problem.query_rows(seq)]).swapaxes(0, 1), k, v
+
+
+def assert_agree(name: str, got: Array, expected: Array) -> None:
+    np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-12, err_msg=name)
+
+
+def mask_of(problem: PagedAttention, seq: int) -> Array:
+    """bool [rows, keys], by the definition: position i sees j <= i, and of those the last `window`."""
+    n, length = problem.positions(seq).size, int(problem.seq_lens[seq])
+    mask = np.zeros((n, length), bool)
+    for row in range(n):
+        for key in range(length):
+            at = length - n + row
+            mask[row, key] = not problem.causal or (key <= at and (problem.window is None or at - key < problem.window))
+    return mask
+
+
+@pytest.mark.parametrize("features", ["plain", "window", "window of one", "ALiBi", "not causal", "int8", "fp8"])
+def test_reference_agrees_with_torch_sdpa(features: str) -> None:
+    problem = problem_of(**FEATURES[features])
+    out, _ = attention.paged_attention(problem)
+    for seq in range(problem.num_seqs):
+        q, k, v = (torch.from_numpy(x.copy())[None] for x in dense(problem, seq))
+        seen = torch.from_numpy(mask_of(problem, seq))
+        if not seen.numel():
+            continue
+        bias = torch.zeros(problem.num_query_heads, *seen.shape, dtype=torch.float64)
+        if problem.alibi_slopes is not None:
+            distance = np.arange(seen.shape[1])[None, :] - problem.positions(seq)[:, None]
+            bias += torch.from_numpy(problem.alibi_slopes.astype(np.float64)[:, None, None] * distance)
+        bias = bias.masked_fill(~seen, -math.inf)
+        got = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias[None], scale=problem.scale, enable_gqa=True
+        )[0]
+        rows = seen.any(dim=1).numpy()  # torch gives NaN to a query that sees no key
+        own = out[problem.query_rows(seq)]
+        assert_agree(f"sequence {seq}", got.numpy().swapaxes(0, 1)[rows], own[rows])
+        assert not own[~rows].any()
+
+
+@pytest.mark.parametrize("features", ["soft cap", "window and ALiBi and soft cap"])
+def test_reference_agrees_with_flex_attention(features: str) -> None:
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    problem = problem_of(**FEATURES[features])
+    out, lse = attention.paged_attention(problem)
+    for seq in (0, 1, 6):  # sequences all of whose queries see a key
+        q, k, v = (torch.from_numpy(x.copy())[None] for x in dense(problem, seq))
+        mask, cap = torch.from_numpy(mask_of(problem, seq)), problem.soft_cap
+        first = int(problem.positions(seq)[0])
+        slopes = torch.zeros(problem.num_query_heads, dtype=torch.float64)
+        if problem.alibi_slopes is not None:
+            slopes = torch.from_numpy(problem.alibi_slopes.astype(np.float64))
+
+        def modify(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+            score = score if cap is None else cap * torch.tanh(score / cap)  # noqa: B023  # called within the loop
+            score = score + slopes[head] * (key - row - first)  # noqa: B023  # called within the loop
+            return torch.where(mask[row, key], score, -math.inf)  # noqa: B023  # called within the loop
+
+        options = {"scale": problem.scale, "enable_gqa": True, "return_aux": AuxRequest(lse=True)}
+        got, aux = flex_attention(q, k, v, score_mod=modify, **options)
+        rows = problem.query_rows(seq)
+        assert_agree("out", got[0].numpy().swapaxes(0, 1), out[rows])
+        assert_agree("lse", aux.lse[0].numpy().T, lse[rows])
+
+
+@pytest.mark.parametrize("features", sorted(FEATURES))
+@pytest.mark.parametrize("sinks", [False, True])
+def test_reference_agrees_with_the_definitions(features: str, sinks: bool) -> None:
+    """One query, one head and one key at a time."""
+    problem = problem_of(**FEATURES[features], sinks=sinks)
+    out, lse = attention.paged_attention(problem)
+    for seq in range(problem.num_seqs):
+        q, k, v = dense(problem, seq)
+        mask = mask_of(problem, seq)
+        for row, at in enumerate(problem.positions(seq)):
+            for head in range(problem.num_query_heads):
+                scores, of_keys = [], v[head // problem.group][mask[row]]
+                for key in np.flatnonzero(mask[row]):
+                    s = problem.scale * float(q[head, row] @ k[head // problem.group, key])
+                    s = s if problem.soft_cap is None else problem.soft_cap * math.tanh(s / problem.soft_cap)
+                    scores.append(s if problem.alibi_slopes is None else s + problem.alibi_slopes[head] * (key - at))
+                weights = np.exp(np.array(scores, np.float64))
+                total = weights.sum() + (0.0 if problem.sinks is None else math.exp(problem.sinks[head]))
+                token = problem.query_rows(seq).start + row
+                expected = weights @ of_keys / total if len(scores) else np.zeros(problem.head_size)
+                assert_agree("out", out[token, head], expected)
+                assert_agree("lse", lse[token, head], math.log(total) if total else -math.inf)
+
+
+# --- our kernels
+
+
+def test_every_valid_problem_is_accepted() -> None:
+    providers, rng = [load_provider(name) for name in ("triton", "cupy")], np.random.default_rng(0)
+    for _ in range(1000):
+        pick = strategies.Picker(rng.integers(0, 256, 64, np.uint8).tobytes())
+        problem = strategies.attention_recipe(pick, everything("paged_attention")).build()
+        pick = strategies.Picker(rng.integers(0, 256, 64, np.uint8).tobytes())
+        merge = strategies.merge_recipe(pick, everything("merge_states")).build()
+        assert [provider.rejects(each) for provider in providers for each in (problem, merge)] == [None] * 4
+
+
+PAIRS = [
+    {"window": 5, "soft_cap": 1.0, "sinks": True},
+    {"window": 5, "alibi": True, "cache_dtype": "int8", "kv_scale": "slot"},
+    {"soft_cap": 1.0, "alibi": True, "sinks": True, "dtype": "bfloat16", "cache_dtype": "float8_e4m3fn"},
+    {"causal": False, "soft_cap": 3.0, "sinks": True, "dtype": "float32", "cache_dtype": "float8_e5m2"},
+]
+
+
+@pytest.mark.parametrize("features", PAIRS, ids=lambda f: " ".join(f))
+def test_short_and_long_sequences_of_one_batch(features: dict[str, Any]) -> None:
+    """Splits of the short sequences, tiles of rows of the long ones, and both kinds of launch at once."""
+    provider = load_provider("triton")
+    problem = problem_of(**features)
+    contracts.check(provider, problem, variant={"split": 16, "tile": 16, "rows": 16, "split_queries": 3})
+
+
+def test_more_sequences_than_tokens_and_one_of_many_queries() -> None:
+    """Where tiles beyond the first of a sequence must be searched for."""
+    provider = load_provider("triton")
+    sequences = ((0, 5), (9, 30), (0, 0), (0, 1), (1, 18), *[(0, 2)] * 9)
+    problem = problem_of(sequences=sequences, group=7, num_kv_heads=1)
+    assert problem.num_tokens < problem.num_seqs
+    contracts.check(provider, problem, variant={"split": 16, "tile": 16})
+
+
+@pytest.mark.parametrize("head_size", [1, 8, 300])
+def test_heads_smaller_and_larger_than_a_tile(head_size: int) -> None:
+    provider = load_provider("triton")
+    for dtype in COMPUTE_DTYPES:
+        recipe = AttentionRecipe(dtype=dtype.name, head_size=head_size, sequences=((2, 18),), kv_layout="halves")
+        contracts.check(provider, recipe.build(), variant={"split": 16, "tile": 16})
+
+
+@pytest.mark.parametrize("logit", [1e5, -1e5])
+def test_sinks_of_a_hundred_thousand(logit: float) -> None:
+    provider = load_provider("triton")
+    problem = problem_of(sinks=True, sequences=((1, 20), (2, 1)))
+    problem.sinks[::2] = logit
+    contracts.check(provider, problem, variant={"split": 16, "tile": 16})
+
+
+def test_codes_that_are_not_a_number_stay_so() -> None:
+    provider = load_provider("triton")
+    problem = problem_of(cache_dtype="float8_e4m3fn", sequences=((1, 20),))
+    block = problem.block_table[0, 0]
+    problem.value_cache[block, 0, 0, 5] = np.nan
+    out, _ = provider.paged_attention(problem.on(provider))
+    expected, _ = attention.paged_attention(problem)
+    assert (np.isnan(provider.to_host(out)) == np.isnan(expected)).all()
+    assert np.isnan(expected).any()
+
+
+# --- merging
+
+
+def test_merging_agrees_with_the_definition() -> None:
+    rng = np.random.default_rng(0)
+    out_a, out_b = rng.standard_normal((2, 4, 3, 8)).astype(np.float32)
+    lse_a, lse_b = (3 * rng.standard_normal((2, 4, 3))).astype(np.float32)
+    lse_a[0, 0], lse_b[0, 1], lse_a[1], lse_b[1] = -np.inf, -np.inf, -np.inf, -np.inf
+    out_a[1], out_b[0, 1] = np.nan, np.inf
+    problem = MergeStates(out_a, lse_a, out_b, lse_b)
+    out, lse = merge_states.merge_states(problem)
+    for at in np.ndindex(4, 3):
+        sides = [(o[at], math.exp(w[at])) for o, w in ((out_a, lse_a), (out_b, lse_b)) if np.isfinite(w[at])]
+        total = sum(w for _, w in sides)
+        assert_agree("out", out[at], sum((w / total * o.astype(np.float64) for o, w in sides), np.zeros(8)))
+        assert_agree("lse", lse[at], math.log(total) if total else -math.inf)
+    alone, sure, _ = merge_states.one_sided(problem)
+    assert alone.sum() == 5
+    error_bounds.assert_same_bits("the other side", sure[0, 0], out_b[0, 0])
+
+
+def test_merging_rejects_an_lse_that_cannot_be() -> None:
+    out, lse = np.zeros((1, 1, 4), np.float32), np.zeros((1, 1), np.float32)
+    for bad in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="lse_b must be finite or -inf"):
+            MergeStates(out, lse, out.copy(), np.full((1, 1), bad, np.float32))
+    with pytest.raises(ValueError, match="out_b must have dtype"):
+        MergeStates(out, lse, out.astype(np.float16), lse.copy())
