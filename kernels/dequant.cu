@@ -26,7 +26,7 @@ using namespace pb;
 // out [rows, k] of `kind`, contiguous; wide: k is a multiple of 8. A program takes `tile` columns, a multiple of 256, of
 // row blockIdx.x / tiles. Bytes and Arrays as in dequant_common.cuh.
 template <typename Format>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 6)
 dequantize_rows(void* out, int kind, int wide, long long k, int tiles, int tile, int group, int row_shift, int mode,
                 int scale_kind, const unsigned char* bytes, long long row_stride, long long outer_stride,
                 long long byte_stride, int inner, int dense, const void* data0, long long row0, long long column0,
@@ -45,11 +45,12 @@ dequantize_rows(void* out, int kind, int wide, long long k, int tiles, int tile,
   cp_async_wait_all();
   __syncthreads();
 
-  const Staged bytes_of_tile{reinterpret_cast<const unsigned*>(staged), 16 + packed.offset(row, first)};
+  const Staged bytes_of_tile{reinterpret_cast<const unsigned*>(staged), 16u + packed.offset(row, first)};
 #pragma unroll 2
-  for (int i = threadIdx.x * RUN; i < count; i += blockDim.x * RUN) {
+  for (int run = threadIdx.x; run * RUN < count; run += blockDim.x) {
+    const int i = run * RUN;
     float values[RUN];
-    format.decode(bytes_of_tile, i, row, begin + i, values);
+    format.decode(bytes_of_tile, run / 4u * 32, run % 4, row, begin + i / 32 * 32, values);
     store_run(out, kind, row * k + begin + i, count - i, wide, values);
   }
 }

@@ -120,15 +120,15 @@ struct Bytes {
 // Staged bytes from some byte on, at any alignment: shared memory is read in words, and shifted.
 struct Staged {
   const unsigned* words;
-  int start;
+  unsigned start;
 
-  __device__ Staged from(int offset) const { return {words, start + offset}; }
-  __device__ unsigned byte(int offset) const {
+  __device__ Staged from(unsigned offset) const { return {words, start + offset}; }
+  __device__ unsigned byte(unsigned offset) const {
     return reinterpret_cast<const unsigned char*>(words)[start + offset];
   }
   template <int COUNT>
-  __device__ void read(int offset, unsigned (&out)[COUNT]) const {
-    const int at = start + offset;
+  __device__ void read(unsigned offset, unsigned (&out)[COUNT]) const {
+    const unsigned at = start + offset;
     const unsigned* word = words + at / 4;
     unsigned low = word[0];
 #pragma unroll
@@ -138,13 +138,13 @@ struct Staged {
       low = high;
     }
   }
-  __device__ unsigned word(int offset) const {
+  __device__ unsigned word(unsigned offset) const {
     unsigned out[1];
     read(offset, out);
     return out[0];
   }
-  __device__ float half(int offset) const {
-    return to_float(bit_cast<__half>(static_cast<unsigned short>(byte(offset) | byte(offset + 1) << 8)));
+  __device__ float half(unsigned offset) const {
+    return to_float(bit_cast<__half>(static_cast<unsigned short>(word(offset))));
   }
 };
 

@@ -1,4 +1,10 @@
-"""Launcher of dequant.cu. The formats are registered in dequant_layouts.py."""
+"""Launcher of dequant.cu. The formats are registered in dequant_layouts.py.
+
+Code generation, NVRTC 13.2, sm_90, no spills. Rows: 54 registers for Q8_0, 80 for INT8 and pack-quantized, six to nine
+programs of 128 threads per SM with 4 KB of packed bytes each in flight, LDGSTS.128 in, STG.128 out; the narrow
+accesses are scales, the ends of segments that are not aligned to 16 bytes, and runs at the end of a row. Columns: 46 to
+56 registers, 40 KB of codes in flight per SM, LDG.128 for codes, scales and g_idx.
+"""
 
 from typing import Any
 

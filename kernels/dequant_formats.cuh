@@ -3,7 +3,8 @@
 //
 // A format is a struct with `first_byte` and `last_byte`, where the weights from a column on begin and those before a
 // column end in the bytes of a row, and `decode`: one run of eight weights as float32. `tile` holds staged bytes, those of
-// weights from a column on, `first` counts weights from there; `row` and `column` are the run's place in the weight.
+// weights from a column on. The run is number `run` of the four of 32 weights that begin `base` behind that column, base a
+// multiple of 32, in `row` of the weight from `column` on: what depends on base alone is worked out once for several runs.
 // Columns of a run beyond the row's end may decode to anything, and read no memory of their own.
 #pragma once
 
@@ -21,15 +22,18 @@ struct Dense {
   }
 };
 
-// The first column of a run's scales, and how many of its columns share them with it.
+// The group of a run of the 32 columns from `column` on, and whether the whole run is in it.
 struct Group {
   long long index;
-  int left;
+  bool whole;
 
-  __device__ Group(const Params& p, long long column) {
-    const unsigned at = static_cast<unsigned>(column), size = static_cast<unsigned>(p.group);
-    index = at / size;
-    left = static_cast<int>(size - at % size);
+  __device__ Group(const Params& p, long long column, unsigned run) {
+    const unsigned first = static_cast<unsigned>(column), size = static_cast<unsigned>(p.group);
+    index = first / size;  // of all four, as a rule
+    whole = first % size + 32 <= size;
+    if (whole) return;
+    index = (first + RUN * run) / size;
+    whole = (first + RUN * run) % size + RUN <= size;
   }
 };
 
@@ -57,10 +61,10 @@ __device__ __forceinline__ float e8m0(unsigned byte) {
 
 // weight uint8 [n, k], scale float32. number * scale. mode: 1 for e5m2.
 struct Fp8 : Dense<1, 1> {
-  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
     unsigned bytes[2];
-    tile.read(first, bytes);
-    const Group group(p, column);  // 128 columns: no run is in two
+    tile.read(base + RUN * run, bytes);
+    const Group group(p, column, 0);  // 128 columns, or all
     const float scale = p.arrays.at<float>(0, row >> p.row_shift, group.index);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
@@ -72,15 +76,15 @@ struct Fp8 : Dense<1, 1> {
 
 // scale * (q - zero), where values hold 2^23 + q + `bias` and `zero` gives a zero point.
 template <typename Zero>
-__device__ __forceinline__ void affine(const Params& p, long long row, long long column, int bias, bool to_odd,
+__device__ __forceinline__ void affine(const Params& p, long long row, long long column, unsigned run, int bias, bool to_odd,
                                        float (&values)[RUN], Zero zero) {
-  const Group group(p, column);
+  const Group group(p, column, run);
   const auto weight = [&](float scale, float raised_zero, float raised_q) {
     const float q = __fsub_rn(raised_q, raised_zero);
     return to_odd ? multiply_to_odd(scale, q) : __fmul_rn(scale, q);
   };
   float scale = p.arrays.number(0, row, group.index, p.scale_kind), raised_zero = raised(zero(group.index) + bias);
-  if (group.left >= RUN) {
+  if (group.whole) {
 #pragma unroll
     for (int i = 0; i < RUN; ++i) values[i] = weight(scale, raised_zero, values[i]);
     return;
@@ -88,7 +92,7 @@ __device__ __forceinline__ void affine(const Params& p, long long row, long long
   const unsigned last = static_cast<unsigned>(p.k - 1);
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
-    const unsigned index = min(static_cast<unsigned>(column) + i, last) / static_cast<unsigned>(p.group);
+    const unsigned index = min(static_cast<unsigned>(column) + RUN * run + i, last) / static_cast<unsigned>(p.group);
     scale = p.arrays.number(0, row, index, p.scale_kind), raised_zero = raised(zero(index) + bias);
     values[i] = weight(scale, raised_zero, values[i]);
   }
@@ -96,12 +100,12 @@ __device__ __forceinline__ void affine(const Params& p, long long row, long long
 
 // weight int8 [n, k], scale float32, zero_point int8 like it or absent. mode: 1 with zero points, 2 to round to odd.
 struct Int8 : Dense<1, 1> {
-  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
     unsigned bytes[2];
-    tile.read(first, bytes);
+    tile.read(base + RUN * run, bytes);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) values[i] = raised_byte(bytes[i / 4] ^ 0x80808080u, i % 4);  // q + 128
-    affine(p, row, column, 128, p.mode & 2, values,
+    affine(p, row, column, run, 128, p.mode & 2, values,
            [&](long long group) { return p.mode & 1 ? p.arrays.at<signed char>(1, row, group) : 0; });
   }
 };
@@ -114,9 +118,9 @@ struct PackQuantized {
   __device__ long long first_byte(long long row, long long column) const { return column / 8 * bits(); }
   __device__ long long last_byte(long long row, long long column) const { return (column * bits() + 7) / 8; }
 
-  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
     unsigned words[2];
-    tile.read(first / 8 * bits(), words);
+    tile.read((base / RUN + run) * bits(), words);
     const unsigned mask = (1u << bits()) - 1;
     unsigned long long string = static_cast<unsigned long long>(words[1]) << 32 | words[0];
 #pragma unroll
@@ -124,7 +128,7 @@ struct PackQuantized {
       values[i] = raised(static_cast<unsigned>(string) & mask);
       string >>= bits();
     }
-    affine(p, row, column, 0, p.mode & 32, values, [&](long long group) { return zero(row, group); });
+    affine(p, row, column, run, 0, p.mode & 32, values, [&](long long group) { return zero(row, group); });
   }
 
   __device__ int zero(long long row, long long group) const {
@@ -139,9 +143,9 @@ struct PackQuantized {
 
 // blocks uint8 [n, k/32, 16], scales uint8 [n, k/32]. number * scale, exact.
 struct Mxfp4 : Dense<2, 1> {
-  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
-    const unsigned word = tile.word(first / 2);
-    const float scale = e8m0(p.arrays.at<unsigned char>(0, row, column / 32));
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
+    const unsigned word = tile.word(base / 2 + RUN / 2 * run);
+    const float scale = e8m0(p.arrays.at<unsigned char>(0, row, column >> 5));
 #pragma unroll
     for (int i = 0; i < RUN; ++i) values[i] = __fmul_rn(e2m1(word >> 4 * i & 15), scale);
   }
@@ -150,10 +154,10 @@ struct Mxfp4 : Dense<2, 1> {
 // weight_packed uint8 [n, k/2], weight_scale e4m3 [n, k/16], global_scale float32. (number * scale) * global, the first
 // product exact. mode: 1 to divide, 2 for swizzled scales, 4 for number * (scale * global).
 struct Nvfp4 : Dense<2, 1> {
-  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
-    const unsigned word = tile.word(first / 2);
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
+    const unsigned word = tile.word(base / 2 + RUN / 2 * run);
     const float common = p.arrays.at<float>(1, 0, 0);
-    const float stored = e4m3(block_scale(row, column / 16));
+    const float stored = e4m3(block_scale(row, (column >> 4) + run / 2));
     const float scale = p.mode & 4 ? together(stored, common) : stored;
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
@@ -192,9 +196,10 @@ struct Bits4 {
   __device__ long long first_byte(long long row, long long column) const { return (row * p.k + column) / 2; }
   __device__ long long last_byte(long long row, long long column) const { return (row * p.k + column + 1) / 2; }
 
-  __device__ void decode(const Staged& tile, int first, long long row, long long column, float (&values)[RUN]) const {
-    const long long flat = row * p.k + column;
-    const int nibble = first + static_cast<int>((flat - first) & 1);  // within the tile, which begins with a whole byte
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
+    const unsigned first = base + RUN * run;
+    const long long flat = row * p.k + column + RUN * run;
+    const unsigned nibble = first + static_cast<unsigned>((flat - first) & 1);  // the tile begins with a whole byte
     unsigned words[2];
     tile.read(nibble / 2, words);
     const float* table = kBits4Codes + (p.mode & 1) * 16;
@@ -202,8 +207,8 @@ struct Bits4 {
     float scale = absmax(block);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
-      if (flat + i >> p.group != block && column + i < p.k) scale = absmax(block = flat + i >> p.group);
-      const int at = (nibble & 1) + i;
+      if (flat + i >> p.group != block && column + RUN * run + i < p.k) scale = absmax(block = flat + i >> p.group);
+      const unsigned at = (nibble & 1) + i;
       const unsigned byte = words[0] >> 8 * (at / 2 % 4) & 255;  // at most 4 bytes and a half
       const unsigned last = at == RUN ? words[1] & 255 : byte;
       values[i] = __fmul_rn(table[at % 2 ? last & 15 : last >> 4], scale);

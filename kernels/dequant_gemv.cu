@@ -3,11 +3,11 @@
 // The formats are those of dequant.cu, decoded by the same device functions, so that with x = identity the columns of the
 // dequantised weight come out. A lane decodes runs along k, eight weights of one output feature. For 16-bit types they are
 // rounded to the type and go to tensor cores: mma m16n8k16 with x as A (16 rows, whatever m is) and W^T as B. Which k an
-// mma's slot stands for is free as long as A and B agree: lane t of a row's four takes k = 8 t ... 8 t + 7 of 32 in two
-// mma, so that both its weights and its x are one run. float32 takes IEEE multiply-adds instead, weights unrounded.
+// mma's slot stands for is free as long as A and B agree: each lane of a row's four takes a run of its own in two mma, for
+// its weights and its x alike. float32 takes IEEE multiply-adds instead, weights unrounded.
 //
 // `dequant_gemv_rows`: eight output features per program. Their packed bytes come through shared memory, tile by tile, by
-//   16-byte cp.async, the next tile while this one is multiplied; warps take every fourth 32 columns of a tile.
+//   16-byte cp.async, the next tile while this one is multiplied; warps take every fourth 128 columns of a tile.
 // `dequant_gemv_columns`: 64 output features per program, eight rows by eight columns of codes per lane and step. A warp
 //   takes a piece of k of its own, so that it changes groups seldom, and keeps its next steps in flight in a ring in shared
 //   memory. float32 multiplies 4 rows of x at a time, for which the accumulators suffice.
@@ -26,6 +26,8 @@ constexpr int WARPS = 4;       // at most
 constexpr int X_ROWS = 16;     // rows of x per program
 constexpr int FEATURES = 8;    // output features of an mma
 constexpr int STEP = 32;       // k of two mma: a run for each of four lanes
+constexpr int RUNS = 4;        // of a lane side by side: the 32 weights that most formats' scales are for
+constexpr int LANES_K = RUNS * STEP;
 constexpr int FLOAT_ROWS = 4;  // rows of x per program of columns in float32
 constexpr int STAGES = 4;      // of a warp's ring of columns: three steps of 1 KB in flight
 
@@ -67,15 +69,32 @@ struct Input {
   }
 };
 
-// Multiplies mma after mma of a run: pairs 2 half and 2 half + 1 of x's rows g and g + 8, and of the weights.
-__device__ __forceinline__ void multiply(int kind, float (&acc)[4], const unsigned (&low)[RUN / 2],
-                                         const unsigned (&high)[RUN / 2], int half, unsigned first, unsigned second) {
+// The numbers 4 half ... of a run, as pairs, of x's rows g and g + 8; and of the weights.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&acc)[4], const unsigned (&low)[RUN / 2], const unsigned (&high)[RUN / 2],
+                                         int half, unsigned first, unsigned second) {
   const unsigned a[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};
   const unsigned b[2] = {first, second};
-  if (kind == kHalf) {
-    mma_m16n8k16<__half>(acc, a, b, acc);
-  } else {
-    mma_m16n8k16<__nv_bfloat16>(acc, a, b, acc);
+  mma_m16n8k16<T>(acc, a, b, acc);
+}
+
+template <typename T>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+  return bit_cast<unsigned>(from_floats<T>(low, high));
+}
+
+template <typename T>
+__device__ __forceinline__ void multiply_runs(float (&acc)[4], const Input& input, int g, long long column,
+                                              const float (&values)[RUNS][RUN]) {
+#pragma unroll
+  for (int run = 0; run < RUNS; ++run) {
+    unsigned low[RUN / 2], high[RUN / 2];
+    input.pairs(g, column + RUN * run, low);
+    input.pairs(g + 8, column + RUN * run, high);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      multiply<T>(acc, low, high, half, pack<T>(values[run][4 * half], values[run][4 * half + 1]),
+                  pack<T>(values[run][4 * half + 2], values[run][4 * half + 3]));
   }
 }
 
@@ -92,7 +111,7 @@ struct Output {
 
 // Grid: features / 8, splits, m / 16. Dynamic shared memory: two stages of FEATURES rows of `pitch` bytes.
 template <typename Format, bool MATRIX>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 4)
 dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, long long x_row,
                   long long x_column, int x_wide, int tile, int split_tiles, int pitch, long long k, int group,
                   int row_shift, int mode, int scale_kind, const unsigned char* bytes, long long row_stride,
@@ -134,37 +153,51 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     const int count = static_cast<int>(min(static_cast<long long>(tile), end - from));
     const long long row = feature0 + g;
     const bool live = row < n;
-    const int start = live ? packed.offset(row, format.first_byte(row, from)) : 0;
-    const Staged segment{reinterpret_cast<const unsigned*>(staged), (buffer * FEATURES + g) * pitch + 16 + start};
-    for (int step = warp * STEP; step < count; step += warps * STEP) {
-      const int at = step + RUN * t;
-      const long long column = from + at;
-      float values[RUN] = {};
-      if (live && at < count) {
-        format.decode(segment, at, row, column, values);
-        if (at + RUN > count) {
+    const unsigned start = live ? packed.offset(row, format.first_byte(row, from)) : 0;
+    const Staged segment{reinterpret_cast<const unsigned*>(staged), static_cast<unsigned>((buffer * FEATURES + g) * pitch + 16) + start};
+    for (int step = warp; step * LANES_K < count; step += warps) {
+      const int at = (step * 4 + t) * RUNS * RUN;
+      const auto decode = [&](int run, float(&values)[RUN]) {
+        const int first = at + RUN * run;
 #pragma unroll
-          for (int i = 0; i < RUN; ++i) values[i] = at + i < count ? values[i] : 0.0f;
+        for (int i = 0; i < RUN; ++i) values[i] = 0;
+        if (!live || first >= count) return;
+        format.decode(segment, at, run, row, from + at, values);
+        if (first + RUN > count) {
+#pragma unroll
+          for (int i = 0; i < RUN; ++i) values[i] = first + i < count ? values[i] : 0.0f;
         }
-      }
-      if constexpr (!MATRIX) {
+      };
+      if constexpr (MATRIX) {
+        float values[RUNS][RUN];
+        if (live && at + RUNS * RUN <= count) {  // without branches, so that runs share what they have in common
 #pragma unroll
-        for (int r = 0; r < X_ROWS; ++r) {
-          if (r < rows) {
-            float numbers[RUN];
-            input.floats(r, column, numbers);
+          for (int run = 0; run < RUNS; ++run)
+            format.decode(segment, at, run, row, from + at, values[run]);
+        } else {
 #pragma unroll
-            for (int i = 0; i < RUN; ++i) acc[r] = __fmaf_rn(values[i], numbers[i], acc[r]);
-          }
+          for (int run = 0; run < RUNS; ++run) decode(run, values[run]);
+        }
+        if (kind == kHalf) {
+          multiply_runs<__half>(acc, input, g, from + at, values);
+        } else {
+          multiply_runs<__nv_bfloat16>(acc, input, g, from + at, values);
         }
       } else {
-        unsigned low[RUN / 2], high[RUN / 2];
-        input.pairs(g, column, low);
-        input.pairs(g + 8, column, high);
+#pragma unroll 1
+        for (int run = 0; run < RUNS; ++run) {
+          float values[RUN];
+          decode(run, values);
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          multiply(kind, acc, low, high, half, pack_pair(kind, values[4 * half], values[4 * half + 1]),
-                   pack_pair(kind, values[4 * half + 2], values[4 * half + 3]));
+          for (int r = 0; r < X_ROWS; ++r) {
+            if (r < rows) {
+              float numbers[RUN];
+              input.floats(r, from + at + RUN * run, numbers);
+#pragma unroll
+              for (int i = 0; i < RUN; ++i) acc[r] = __fmaf_rn(values[i], numbers[i], acc[r]);
+            }
+          }
+        }
       }
     }
     __syncthreads();
@@ -272,7 +305,13 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
           for (int j = 0; j < RUN; ++j) weights[pair][j] = pack_pair(kind, even[j], odd[j]);
         }
 #pragma unroll
-        for (int j = 0; j < RUN; ++j) multiply(kind, acc[j], low, high, half, weights[0][j], weights[1][j]);
+        for (int j = 0; j < RUN; ++j) {
+          if (kind == kHalf) {
+            multiply<__half>(acc[j], low, high, half, weights[0][j], weights[1][j]);
+          } else {
+            multiply<__nv_bfloat16>(acc[j], low, high, half, weights[0][j], weights[1][j]);
+          }
+        }
       }
     }
     __syncwarp();

@@ -12,23 +12,23 @@ struct Gguf {
   Params p;
   __device__ long long first_byte(long long row, long long column) const { return column / ELEMENTS * BYTES; }
   __device__ long long last_byte(long long row, long long column) const { return column / ELEMENTS * BYTES; }
-  __device__ static Staged block(const Staged& tile, int first) { return tile.from(first / ELEMENTS * BYTES); }
+  __device__ static Staged block(const Staged& tile, unsigned base) { return tile.from(base / ELEMENTS * BYTES); }
 };
 
 // 2^23 + the low (half 0) or high (half 1) nibbles of a run's eight bytes.
-__device__ __forceinline__ void raised_nibbles(const unsigned (&bytes)[2], int half, float (&values)[RUN]) {
+__device__ __forceinline__ void raised_nibbles(const unsigned (&bytes)[2], unsigned half, float (&values)[RUN]) {
 #pragma unroll
   for (int i = 0; i < RUN; ++i) values[i] = raised_byte(bytes[i / 4] >> 4 * half & 0x0F0F0F0Fu, i % 4);
 }
 
 // d, qs[16]: byte j holds elements j and, high, j + 16. d * (q - 8), exact.
 struct Q4Zero : Gguf<32, 18> {
-  __device__ void decode(const Staged& tile, int first, long long, long long, float (&values)[RUN]) const {
-    const Staged block = this->block(tile, first);
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+    const Staged block = this->block(tile, base);
     const float d = block.half(0);
     unsigned qs[2];
-    block.read(2 + first % 16, qs);
-    raised_nibbles(qs, first % 32 / 16, values);
+    block.read(2 + RUN * (run % 2), qs);
+    raised_nibbles(qs, run / 2, values);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) values[i] = __fmul_rn(d, __fsub_rn(values[i], raised(8)));
   }
@@ -36,12 +36,12 @@ struct Q4Zero : Gguf<32, 18> {
 
 // d, m, qs[16]. d * q + m.
 struct Q4One : Gguf<32, 20> {
-  __device__ void decode(const Staged& tile, int first, long long, long long, float (&values)[RUN]) const {
-    const Staged block = this->block(tile, first);
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+    const Staged block = this->block(tile, base);
     const float d = block.half(0), m = block.half(2);
     unsigned qs[2];
-    block.read(4 + first % 16, qs);
-    raised_nibbles(qs, first % 32 / 16, values);
+    block.read(4 + RUN * (run % 2), qs);
+    raised_nibbles(qs, run / 2, values);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) values[i] = __fadd_rn(__fmul_rn(d, __fsub_rn(values[i], raised(0))), m);
   }
@@ -49,13 +49,13 @@ struct Q4One : Gguf<32, 20> {
 
 // d, qh[4], qs[16]; bit i of qh is the fifth bit of element i. d * (q - 16), exact.
 struct Q5Zero : Gguf<32, 22> {
-  __device__ void decode(const Staged& tile, int first, long long, long long, float (&values)[RUN]) const {
-    const Staged block = this->block(tile, first);
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+    const Staged block = this->block(tile, base);
     const float d = block.half(0);
-    const unsigned high = block.byte(2 + first % 32 / 8);
+    const unsigned high = block.byte(2 + run);
     unsigned qs[2];
-    block.read(6 + first % 16, qs);
-    const int shift = 4 * (first % 32 / 16);
+    block.read(6 + RUN * (run % 2), qs);
+    const unsigned shift = 4 * (run / 2);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
       const unsigned q = (byte_of(qs, i) >> shift & 15) | (high >> i & 1) << 4;
@@ -66,11 +66,11 @@ struct Q5Zero : Gguf<32, 22> {
 
 // d, qs[32] int8. d * q, exact.
 struct Q8Zero : Gguf<32, 34> {
-  __device__ void decode(const Staged& tile, int first, long long, long long, float (&values)[RUN]) const {
-    const Staged block = this->block(tile, first);
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+    const Staged block = this->block(tile, base);
     const float d = block.half(0);
     unsigned qs[2];
-    block.read(2 + first % 32, qs);
+    block.read(2 + RUN * run, qs);
 #pragma unroll
     for (int i = 0; i < RUN; ++i)
       values[i] = __fmul_rn(d, __fsub_rn(raised_byte(qs[i / 4] ^ 0x80808080u, i % 4), raised(128)));
@@ -82,8 +82,8 @@ struct Q8Zero : Gguf<32, 34> {
 struct MinScales {
   float factor, offset;
 
-  __device__ MinScales(const Staged& block, int sub) {
-    const int at = 4 + sub % 4;
+  __device__ MinScales(const Staged& block, unsigned sub) {
+    const unsigned at = 4 + sub % 4;
     const unsigned first = block.byte(at), second = block.byte(at + 4), third = block.byte(at + 8);
     const unsigned scale = sub < 4 ? first & 63 : (third & 15) | first >> 6 << 4;
     const unsigned minimum = sub < 4 ? second & 63 : third >> 4 | second >> 6 << 4;
@@ -97,12 +97,12 @@ struct MinScales {
 
 // d, dmin, scales[12], qs[128]: bytes 32c ... hold sub-block 2c and, high, 2c + 1. d * scale * q - dmin * minimum.
 struct Q4K : Gguf<256, 144> {
-  __device__ void decode(const Staged& tile, int first, long long, long long, float (&values)[RUN]) const {
-    const Staged block = this->block(tile, first);
-    const int sub = first % 256 / 32;
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+    const Staged block = this->block(tile, base);
+    const unsigned sub = base % 256 / 32;
     const MinScales scales(block, sub);
     unsigned qs[2];
-    block.read(16 + sub / 2 * 32 + first % 32, qs);
+    block.read(16 + sub / 2 * 32 + RUN * run, qs);
     raised_nibbles(qs, sub % 2, values);
 #pragma unroll
     for (int i = 0; i < RUN; ++i) values[i] = scales.weight(values[i]);
@@ -111,13 +111,13 @@ struct Q4K : Gguf<256, 144> {
 
 // d, dmin, scales[12], qh[32], qs[128]: as Q4_K, and bit s of qh[l] is the fifth bit of element l of sub-block s.
 struct Q5K : Gguf<256, 176> {
-  __device__ void decode(const Staged& tile, int first, long long, long long, float (&values)[RUN]) const {
-    const Staged block = this->block(tile, first);
-    const int sub = first % 256 / 32;
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+    const Staged block = this->block(tile, base);
+    const unsigned sub = base % 256 / 32;
     const MinScales scales(block, sub);
     unsigned qs[2], qh[2];
-    block.read(48 + sub / 2 * 32 + first % 32, qs);
-    block.read(16 + first % 32, qh);
+    block.read(48 + sub / 2 * 32 + RUN * run, qs);
+    block.read(16 + RUN * run, qh);
 #pragma unroll
     for (int w = 0; w < 2; ++w) qs[w] = (qs[w] >> 4 * (sub % 2) & 0x0F0F0F0Fu) | (qh[w] >> sub & 0x01010101u) << 4;
 #pragma unroll
@@ -128,14 +128,14 @@ struct Q5K : Gguf<256, 176> {
 // ql[128], qh[64], scales[16] int8, d. d * scale * (q - 32), exact. Element 32g + l of a half of 128: the low (g < 2) or
 // high nibble of ql[32 * (g % 2) + l], and above it bits 2g and 2g + 1 of qh[l].
 struct Q6K : Gguf<256, 210> {
-  __device__ void decode(const Staged& tile, int first, long long, long long, float (&values)[RUN]) const {
-    const Staged block = this->block(tile, first);
-    const int half = first % 256 / 128, g = first % 128 / 32;
-    const unsigned scale = block.byte(192 + first % 256 / 16) ^ 128;
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+    const Staged block = this->block(tile, base);
+    const unsigned half = base % 256 / 128, g = base % 128 / 32;
+    const unsigned scale = block.byte(192 + base % 256 / 16 + run / 2) ^ 128;
     const float factor = __fmul_rn(block.half(208), __fsub_rn(raised(scale), raised(128)));
     unsigned ql[2], qh[2];
-    block.read(64 * half + 32 * (g % 2) + first % 32, ql);
-    block.read(128 + 32 * half + first % 32, qh);
+    block.read(64 * half + 32 * (g % 2) + RUN * run, ql);
+    block.read(128 + 32 * half + RUN * run, qh);
 #pragma unroll
     for (int w = 0; w < 2; ++w) ql[w] = (ql[w] >> 4 * (g / 2) & 0x0F0F0F0Fu) | (qh[w] >> 2 * g & 0x03030303u) << 4;
 #pragma unroll

@@ -76,7 +76,7 @@ def _fp8(mode: int) -> Callable[[Any], Settings]:
 def _rounds_to_odd(problem: Any, scale: str) -> bool:
     """Whether a float32 product is not the exact one that is to be rounded once to 16 bits."""
     inexact = problem.contract == "exact" and problem.dtype != FLOAT32
-    return inexact and problem.packed[scale].dtype == FLOAT32
+    return bool(inexact and problem.packed[scale].dtype == FLOAT32)
 
 
 def _int8(problem: Any) -> Settings:
@@ -174,7 +174,8 @@ def row_arguments(problem: Any, *, one_row: bool) -> RowArguments:
     triples += [(bytes_, np.int64(0), np.int64(0))] * (4 - len(triples))
     return RowArguments(
         format,
-        *((1, n * k) if joined else (n, k)),
+        1 if joined else n,
+        n * k if joined else k,
         (np.int32(set_to.group), np.int32(set_to.row_shift), np.int32(set_to.mode), kind),
         _bytes(bytes_, joined),
         tuple(argument for triple in triples for argument in triple),

@@ -1,0 +1,49 @@
+"""What the CUDA C++ of dequantisation compiles to: nothing spilled, nothing contracted, nothing approximate."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pagebench.kernels
+from bench._record_cuda import CudaToolsMissingError, nvrtc_compile
+from pagebench.kernels.dequant_layouts import COLUMN_FORMATS, ROW_FORMATS
+
+KERNELS = Path(next(iter(pagebench.kernels.__path__)))
+ROWS = tuple(sorted({format.struct for format in ROW_FORMATS.values()}))
+COLUMNS = tuple(sorted({format.struct for format in COLUMN_FORMATS.values()}))
+# Those that round float32 products to odd for a single rounding, which takes a multiply-add for what they lose.
+EXACT_BY_FMA = ("Int8", "PackQuantized")
+
+
+def compiled(source: str, names: tuple[str, ...]) -> Any:
+    try:
+        return nvrtc_compile((KERNELS / source).read_text(), ("-std=c++17", f"-I{KERNELS}"), names, 90)
+    except CudaToolsMissingError as error:
+        pytest.skip(str(error))
+
+
+def test_dequantisation_neither_contracts_nor_spills() -> None:
+    names = (*(f"dequantize_rows<{s}>" for s in ROWS), *(f"dequantize_columns<{s}>" for s in COLUMNS))
+    module = compiled("dequant.cu", names)
+    for name in names:
+        stats, ptx = module.kernels[module.symbol(name)], module.ptx_of(name)
+        assert stats.spills == 0, name
+        assert stats.generic_accesses == 0, name
+        assert stats.global_stores[128] > 0, name
+        assert stats.async_copies.get(128, 0) + stats.global_loads.get(128, 0) > 0, name
+        assert not re.search(r"div\.(approx|full)|\.ftz|mad\.rn\.f32", ptx), name
+        assert ("fma.rn" in ptx) == any(struct in name for struct in EXACT_BY_FMA), name
+
+
+def test_the_fused_product_multiplies_on_tensor_cores_without_spilling() -> None:
+    names = (*(f"dequant_gemv_rows<{s}, true>" for s in ("Q4K", "Fp8")), "dequant_gemv_columns<Gptq, true>")
+    module = compiled("dequant_gemv.cu", names)
+    for name in names:
+        stats, ptx = module.kernels[module.symbol(name)], module.ptx_of(name)
+        assert stats.spills == 0, name
+        assert stats.generic_accesses == 0, name
+        assert stats.matrix["HMMA"] >= 16, name
+        assert stats.async_copies[128] > 0, name
+        assert "fma.rn" not in ptx, name
