@@ -13,9 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.reference.block_copy import CopyBlocks
-from pagebench.reference.dequant import Dequantize
-from pagebench.reference.dtypes import BFLOAT16, FLOAT16, INT32, Array
+from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
+from pagebench.reference.block_copy_gather import GatherKV
+from pagebench.reference.block_copy_write import WriteKV
+from pagebench.reference.dequant import Dequantize, default_contract
+from pagebench.reference.dequant_formats import FORMATS
+from pagebench.reference.dequant_gemv import DequantGemv
+from pagebench.reference.dequant_layout import ArraySpec
+from pagebench.reference.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT16, FLOAT32, INT8, INT32, Array
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
 
@@ -91,25 +96,89 @@ def copy_blocks(
     return CopyBlocks(caches, rng.permutation(2 * pairs).astype(np.int64).reshape(pairs, 2))
 
 
-def gptq(n: int, k: int, dtype: np.dtype[Any], group_size: int = 128, seed: int = 0) -> Dequantize:
-    """A GPTQ int4 projection [n, k] with `group_size` input features a scale, in natural order."""
+def swap_blocks(
+    model: Model, num_layers: int, pairs: int, block_size: int, dtype: np.dtype[Any], seed: int = 0
+) -> SwapBlocks:
+    """Blocks of K and V of `num_layers` layers to the host's pool: runs of eight, as an allocator hands them out."""
     rng = np.random.default_rng(seed)
-    groups = -(-k // group_size)
-    packed = {
-        "qweight": rng.integers(-(1 << 31), 1 << 31, (k // 8, n), np.int64).astype(INT32),
-        "qzeros": rng.integers(-(1 << 31), 1 << 31, (groups, n // 8), np.int64).astype(INT32),
-        "scales": random_floats(rng, (groups, n), FLOAT16),
-        "g_idx": (np.arange(k) // group_size).astype(INT32),
-    }
-    return Dequantize("gptq_v2", packed, (n, k), group_size, dtype, "exact")
+    shape = (2 * pairs, block_size, model.num_kv_heads, model.head_size)
+    pools = [tuple(random_floats(rng, shape, dtype) for _ in range(2 * num_layers)) for _ in range(2)]
+    runs = np.stack([rng.permutation(2 * pairs // 8) for _ in range(2)], axis=1)[: -(-pairs // 8)]
+    ids = (8 * runs[:, None, :] + np.arange(8)[None, :, None]).reshape(-1, 2)[:pairs]
+    return SwapBlocks(pools[0], pools[1], ids.astype(np.int64), "out")
 
 
-def q8_0(n: int, k: int, dtype: np.dtype[Any], seed: int = 0) -> Dequantize:
-    """A GGUF Q8_0 projection [n, k] with finite scales."""
+def write_kv(
+    model: Model, tokens: int, dtype: np.dtype[Any], storage: np.dtype[Any], scale: str | None = None, seed: int = 0
+) -> WriteKV:
+    """Keys and values of `tokens` tokens, slices of fused QKV, to scattered slots of one layer in blocks of 16.
+
+    scale: None, "tensor" or "computed".
+    """
     rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (n, k // 32, 34), np.uint8)
-    blocks[..., :2] = random_floats(rng, (n, k // 32), FLOAT16).view(np.uint8).reshape(n, k // 32, 2)
-    return Dequantize("q8_0", {"blocks": blocks.reshape(n, -1)}, (n, k), None, dtype, "exact")
+    heads, queries, size = model.num_kv_heads, model.num_query_heads, model.head_size
+    qkv = random_floats(rng, (tokens, queries + 2 * heads, size), dtype)
+    blocks = -(-tokens // 16) + 8
+    caches = np.zeros((2, blocks, 16, heads, size), storage)
+    scales = np.ones((2, blocks, 16, heads), FLOAT32) if scale == "computed" else np.full(2, 0.01, FLOAT32)
+    given = [None, None] if scale is None else [part if scale == "computed" else part.reshape(()) for part in scales]
+    slots = rng.permutation(blocks * 16)[:tokens].astype(np.int64)
+    rows = qkv[:, queries : queries + heads], qkv[:, queries + heads :]
+    return WriteKV(*rows, caches[0], caches[1], slots, *given, compute_scales=scale == "computed")
+
+
+def gather_kv(
+    model: Model, batch: int, seq_len: int, dtype: np.dtype[Any], storage: np.dtype[Any], seed: int = 0
+) -> GatherKV:
+    """`batch` sequences of one layer, their blocks of 16 scattered; a quantised cache has a scale per tensor."""
+    rng = np.random.default_rng(seed)
+    blocks = -(-seq_len // 16)
+    shape = (batch * blocks, 16, model.num_kv_heads, model.head_size)
+    if storage == dtype:
+        caches, scale = [random_floats(rng, shape, dtype) for _ in range(2)], None
+    else:
+        caches = [rng.integers(1, 0x70, shape, np.uint8).view(storage) for _ in range(2)]
+        scale = np.full((), 0.01, FLOAT32)
+    table = rng.permutation(batch * blocks).astype(INT32).reshape(batch, blocks)
+    return GatherKV(caches[0], caches[1], table, np.full(batch, seq_len, INT32), dtype, scale, scale)
+
+
+GROUPS = {"nf4": 64, "fp4": 64}  # elements that share a scale, where a format leaves the choice; else 128
+
+
+def packed_weight(format: str, form: str, n: int, k: int, dtype: np.dtype[Any], seed: int = 0) -> Dequantize:
+    """A projection [n, k] of any bits, with finite codes and ordinary scales; groups in natural order."""
+    rng, chosen = np.random.default_rng(seed), FORMATS[format]
+    group_size = GROUPS.get(format, 128) if chosen.grouped(form) else None
+    packed = {}
+    for name, spec in chosen.specs(form, (n, k), group_size).items():
+        packed[name] = _packed_array(rng, spec)
+        if name == "g_idx":
+            packed[name] = (np.arange(k) // (group_size or 1)).astype(INT32)
+    return Dequantize(format, packed, (n, k), group_size, dtype, default_contract(format))
+
+
+def _packed_array(rng: np.random.Generator, spec: ArraySpec) -> Array:
+    """Random bits; scales of magnitude 2^-3 to 2^-1 among them, and no NaN among the codes."""
+    dtype = spec.dtypes[0]
+    if spec.scale is not None and spec.scale_offsets is None and dtype.itemsize > 1:
+        return np.asarray(random_floats(rng, spec.shape, FLOAT16).astype(dtype))
+    nbytes = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
+    data = rng.integers(0, 1 << 64, -(-nbytes // 8), np.uint64).view(np.uint8)[:nbytes]
+    if spec.number is not None or (spec.scale is not None and spec.scale_offsets is None):
+        data &= 0xBF  # numbers of 8 bits below 2; powers of two below 2^64
+    array = data.view(dtype).reshape(spec.shape)
+    for offset in spec.scale_offsets or ():
+        blocks = array.reshape(-1, spec.period)
+        halves = random_floats(rng, (len(blocks), 1), FLOAT16)
+        blocks[:, offset : offset + 2] = halves.view(np.uint8)
+    return array
+
+
+def gemv(weight: Dequantize, m: int, seed: int = 0) -> DequantGemv:
+    """`m` rows of x with the weight."""
+    fields = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
+    return DequantGemv(**fields, x=random_floats(np.random.default_rng(seed), (m, weight.shape[1]), weight.dtype))
 
 
 def _decode_workload(
@@ -155,16 +224,100 @@ def _copy_workload(model: Model, pairs: int, block_size: int = 16, dtype: np.dty
     )
 
 
-def _dequant_workload(make: Callable[..., Dequantize], model: Model, projection: str, n: int, k: int) -> Workload:
+def _swap_workload(model: Model, pairs: int) -> Workload:
+    block = 16 * model.num_kv_heads * model.head_size * 2
     return Workload(
-        name=f"{model.name}-{make.__name__}-{projection}-fp16",
-        op="dequantize",
-        size=f"{n} x {k}",
-        problem=lambda: make(n, k, FLOAT16),
-        check_problem=lambda: make(264, 384, FLOAT16),
-        codegen_problem=lambda: make(n, k, FLOAT16),
+        name=f"{model.name}-swap-{pairs}x16-fp16",
+        op="swap_blocks",
+        size=f"{pairs} blocks of {block >> 10} KiB in {2 * model.num_layers} caches to the host",
+        problem=lambda: swap_blocks(model, model.num_layers, pairs, 16, FLOAT16),
+        check_problem=lambda: swap_blocks(model, 2, 8, 16, FLOAT16),
+        codegen_problem=lambda: swap_blocks(model, 2, 8, 16, FLOAT16),
     )
 
+
+def _write_workload(
+    model: Model,
+    tokens: int,
+    storage: np.dtype[Any] = FLOAT16,
+    scale: str | None = None,
+    dtype: np.dtype[Any] = FLOAT16,
+) -> Workload:
+    kind = {FLOAT16: "fp16", BFLOAT16: "bf16", FLOAT8_E4M3FN: "e4m3", INT8: "int8"}[storage]
+    return Workload(
+        name=f"{model.name}-write-{tokens}-{kind}" + (f"-{scale}" if scale else ""),
+        op="write_kv",
+        size=f"{tokens} tokens",
+        problem=lambda: write_kv(model, tokens, dtype, storage, scale),
+        check_problem=lambda: write_kv(model, 5, dtype, storage, scale),
+        codegen_problem=lambda: write_kv(model, tokens, dtype, storage, scale),
+    )
+
+
+def _gather_workload(model: Model, batch: int, seq_len: int, storage: np.dtype[Any] = FLOAT16) -> Workload:
+    kind = {FLOAT16: "fp16", FLOAT8_E4M3FN: "e4m3", INT8: "int8"}[storage]
+    return Workload(
+        name=f"{model.name}-gather-b{batch}-s{seq_len}-{kind}",
+        op="gather_kv",
+        size=f"batch {batch}, {seq_len} keys",
+        problem=lambda: gather_kv(model, batch, seq_len, FLOAT16, storage),
+        check_problem=lambda: gather_kv(model, 2, 33, FLOAT16, storage),
+        codegen_problem=lambda: gather_kv(model, batch, seq_len, FLOAT16, storage),
+    )
+
+
+# What a workload's name calls a format, and its form. `gptq` and `q8_0` have long been in the history under theirs.
+PACKED = {
+    "gptq": ("gptq_v2", "plain"),
+    "q8_0": ("q8_0", "plain"),
+    "awq": ("awq", "plain"),
+    "fp8-block": ("fp8_e4m3", "block"),
+    "int8-channel": ("int8", "channel"),
+    "mxfp4": ("mxfp4", "plain"),
+    "nvfp4": ("nvfp4", "plain"),
+    "nvfp4-ct": ("nvfp4_ct", "plain"),
+    "nf4": ("nf4", "plain"),
+    "nf4-nested": ("nf4", "nested"),
+    "q4_k": ("q4_k", "plain"),
+    "q6_k": ("q6_k", "plain"),
+}
+FUSED = ("gptq", "awq", "fp8-block", "int8-channel", "mxfp4", "nvfp4", "q8_0", "q4_k")
+
+
+def projections(model: Model) -> dict[str, tuple[int, int]]:
+    """(n, k) of the four shapes of a decoder layer's projections: q and o; k and v; gate and up; down."""
+    hidden, wide = model.hidden_size, model.intermediate_size
+    kv = model.num_kv_heads * model.head_size
+    return {"qo": (hidden, hidden), "kv": (kv, hidden), "gate": (wide, hidden), "down": (hidden, wide)}
+
+
+def _dequant_workload(model: Model, name: str, projection: str) -> Workload:
+    n, k = projections(model)[projection]
+    small = (264, 512 if PACKED[name][0] in ("q4_k", "q6_k") else 384)
+    return Workload(
+        name=f"{model.name}-{name}-{projection}-fp16",
+        op="dequantize",
+        size=f"{n} x {k}",
+        problem=lambda: packed_weight(*PACKED[name], n, k, FLOAT16),
+        check_problem=lambda: packed_weight(*PACKED[name], *small, FLOAT16),
+        codegen_problem=lambda: packed_weight(*PACKED[name], n, k, FLOAT16),
+    )
+
+
+def _gemv_workload(model: Model, name: str, projection: str, m: int) -> Workload:
+    n, k = projections(model)[projection]
+    small = (264, 512 if PACKED[name][0] in ("q4_k", "q6_k") else 384)
+    return Workload(
+        name=f"{model.name}-gemv-{name}-{projection}-m{m}-fp16",
+        op="dequant_gemv",
+        size=f"{m} x {k} with {n} x {k}",
+        problem=lambda: gemv(packed_weight(*PACKED[name], n, k, FLOAT16), m),
+        check_problem=lambda: gemv(packed_weight(*PACKED[name], *small, FLOAT16), m),
+        codegen_problem=lambda: gemv(packed_weight(*PACKED[name], n, k, FLOAT16), m),
+    )
+
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows of x, until arithmetic binds
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
@@ -178,11 +331,18 @@ WORKLOADS: dict[str, Workload] = {
         _copy_workload(LLAMA_3_8B, 64),
         _copy_workload(LLAMA_2_13B, 64),
         _copy_workload(QWEN2_5_7B, 64),
-        _dequant_workload(gptq, LLAMA_3_8B, "gate", LLAMA_3_8B.intermediate_size, LLAMA_3_8B.hidden_size),
-        _dequant_workload(gptq, LLAMA_2_13B, "gate", LLAMA_2_13B.intermediate_size, LLAMA_2_13B.hidden_size),
-        _dequant_workload(gptq, QWEN2_5_7B, "gate", QWEN2_5_7B.intermediate_size, QWEN2_5_7B.hidden_size),
-        _dequant_workload(q8_0, LLAMA_3_8B, "gate", LLAMA_3_8B.intermediate_size, LLAMA_3_8B.hidden_size),
-        _dequant_workload(q8_0, LLAMA_2_13B, "gate", LLAMA_2_13B.intermediate_size, LLAMA_2_13B.hidden_size),
-        _dequant_workload(q8_0, QWEN2_5_7B, "gate", QWEN2_5_7B.intermediate_size, QWEN2_5_7B.hidden_size),
+        _swap_workload(LLAMA_3_8B, 64),
+        _write_workload(LLAMA_3_8B, 64),
+        _write_workload(LLAMA_3_8B, 8192),
+        _write_workload(LLAMA_3_8B, 8192, FLOAT8_E4M3FN, "tensor"),
+        _write_workload(LLAMA_3_8B, 8192, INT8, "computed"),
+        _gather_workload(LLAMA_3_8B, 8, 4096),
+        _gather_workload(LLAMA_3_8B, 8, 4096, FLOAT8_E4M3FN),
+        *(_dequant_workload(LLAMA_3_8B, name, "gate") for name in PACKED),
+        *(_dequant_workload(LLAMA_3_8B, "gptq", projection) for projection in ("qo", "kv", "down")),
+        *(_dequant_workload(model, name, "gate") for model in (LLAMA_2_13B, QWEN2_5_7B) for name in ("gptq", "q8_0")),
+        *(_gemv_workload(LLAMA_3_8B, name, "gate", 1) for name in FUSED),
+        *(_gemv_workload(LLAMA_3_8B, "awq", projection, 1) for projection in ("qo", "kv", "down")),
+        *(_gemv_workload(LLAMA_3_8B, "mxfp4", "gate", m) for m in BATCHES[1:]),
     )
 }
