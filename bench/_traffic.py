@@ -28,6 +28,8 @@ from pagebench.kernels.memory_trace import SECTOR, BufferTraffic, LaunchTrace, r
 from pagebench.kernels.providers import load_provider, ops_of
 from pagebench.properties import contracts
 from pagebench.reference.block_copy import CopyBlocks
+from pagebench.reference.block_copy_gather import GatherKV
+from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import Dequantize
 from pagebench.reference.dequant_formats import FORMATS
 from pagebench.reference.dtypes import INT32
@@ -38,10 +40,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 1800
 KV_HEADS = 8  # at most; launchers cut a sequence up further where there are few heads to make programs of
 PAIRS, CACHES = 16, 4
+TOKENS = 64
 OUTPUT_FEATURES = 1024
 SCALES = {
     "paged_attention": f"batch 1, at most {KV_HEADS} KV heads",
     "copy_blocks": f"{PAIRS} pairs, {CACHES} caches",
+    "swap_blocks": "8 pairs, 4 caches",
+    "write_kv": f"{TOKENS} tokens",
+    "gather_kv": "batch 1",
     "dequantize": f"{OUTPUT_FEATURES} output features",
 }
 
@@ -125,9 +131,23 @@ def _few_outputs(problem: Dequantize) -> Problem:
     return dataclasses.replace(problem, packed=packed, shape=shape)
 
 
+def _few_tokens(problem: WriteKV) -> Problem:
+    """The first tokens, to the same slots."""
+    rows = {name: getattr(problem, name)[:TOKENS] for name in ("key", "value", "slot_mapping")}
+    return dataclasses.replace(problem, **rows)
+
+
+def _one_gathered(problem: GatherKV) -> Problem:
+    """The first sequence."""
+    return dataclasses.replace(problem, block_table=problem.block_table[:1], seq_lens=problem.seq_lens[:1])
+
+
 _RULES: dict[str, Callable[[Any], Problem]] = {
     "paged_attention": _one_sequence,
     "copy_blocks": _few_caches,
+    "swap_blocks": lambda problem: problem,  # launches no kernel
+    "write_kv": _few_tokens,
+    "gather_kv": _one_gathered,
     "dequantize": _few_outputs,
 }
 
@@ -166,7 +186,7 @@ def measure(spec: str, name: str) -> Traffic:
     if WORKLOADS[name].op not in ops_of(provider):
         return Traffic(rejected=f"{provider.name} has no {WORKLOADS[name].op}")
     try:
-        problem, scale = scaled(name), SCALES[WORKLOADS[name].op]
+        problem, scale = scaled(name), SCALES.get(WORKLOADS[name].op, "")
         reason = provider.rejects(problem)
         if reason is not None:
             return Traffic(scale, rejected=reason)

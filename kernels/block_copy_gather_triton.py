@@ -8,6 +8,9 @@ Layout: a program takes ROWS rows of one sequence, a row being one token's head,
 beyond a sequence's end return at once, the others add up the lengths before theirs (4 bytes a sequence, from the L2).
 
 Traffic: each row in and out once, 4 bytes of block table per row. Fast for the reasons in block_copy_write_triton.
+
+Code generation (Triton 3.9, sm_90, Llama-3-8B), nothing run: 40 registers for fp16, 48 for e4m3, 8 or 4
+loads and 8 stores of 16 bytes; no spill, on sm_80 and sm_100 neither.
 """
 
 from collections.abc import Callable

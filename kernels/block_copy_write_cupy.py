@@ -2,6 +2,10 @@
 
 Where heads lie side by side in all four arrays, a token's heads are moved as one row, so that an odd head size does not
 narrow the words.
+
+Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, no spills: write_kv<uint4> 42 / 44 / 44 registers, 4 LDG.128 and 4
+STG.128 beside 4 loads of slots; quantise_kv<half> 56 / 56 / 48 registers, 2 LDG.128 and one STG.128 for a chunk, its
+narrow accesses are the ways for unaligned arrays.
 """
 
 import math

@@ -10,6 +10,9 @@ multiples of UNIT elements come as such, so that the compiler knows how wide acc
 Traffic: each written row in and out once, 8 bytes of slot mapping per row. Rows longer than COLUMNS are read again,
 from the L2, where their scale is computed. Fast because accesses are 16 bytes wide where alignment allows, and a
 program has TILE elements of keys and as many of values in flight.
+
+Code generation (Triton 3.9, sm_90, Llama-3-8B), nothing run: 48 registers for fp16, 89 for e4m3, 8 loads
+and 8 or 4 stores of 16 bytes; no spill, on sm_80 and sm_100 neither.
 """
 
 from typing import Any

@@ -57,6 +57,9 @@ def test_every_workload_keeps_its_lengths(name: str) -> None:
     kept = {
         "paged_attention": lambda p: (p.block_table.shape[1], p.block_size, p.head_size, int(p.seq_lens[0]), p.group),
         "copy_blocks": lambda p: p.caches[0].shape[1:],
+        "swap_blocks": lambda p: p.src_caches[0].shape[1:],
+        "write_kv": lambda p: (p.key.shape[1:], p.key_cache.shape, p.key_cache.dtype, p.compute_scales),
+        "gather_kv": lambda p: (p.block_table.shape[1], p.key_cache.shape[1:], int(p.seq_lens[0]), p.dtype),
         "dequantize": lambda p: (p.shape[1], p.format, p.group_size, p.packed.keys()),
     }[problem.op]
     assert kept(problem) == kept(full)
