@@ -33,9 +33,9 @@ def encode(x, FORMAT: tl.constexpr):
         # 1.5 * 2^23 leaves the nearest integer in the low bits.
         code = (clipped + 12582912.0).to(tl.int32, bitcast=True) & 0xFF
         return tl.where(nan, 0, code).to(tl.uint8)
-    MANTISSA: tl.constexpr = 3 if FORMAT == 1 else 2  # noqa: N806  # a constant of the kernel
-    BIAS: tl.constexpr = 7 if FORMAT == 1 else 15  # noqa: N806  # a constant of the kernel
-    DROPPED: tl.constexpr = 23 - MANTISSA  # noqa: N806  # a constant of the kernel
+    MANTISSA: tl.constexpr = 3 if FORMAT == 1 else 2  # a constant of the kernel
+    BIAS: tl.constexpr = 7 if FORMAT == 1 else 15  # a constant of the kernel
+    DROPPED: tl.constexpr = 23 - MANTISSA  # a constant of the kernel
     magnitude = tl.minimum(tl.abs(finite), highest(FORMAT))
     bits = magnitude.to(tl.int32, bitcast=True)
     rounded = (bits + ((1 << (DROPPED - 1)) - 1) + ((bits >> DROPPED) & 1)) >> DROPPED
