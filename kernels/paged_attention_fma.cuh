@@ -6,7 +6,7 @@ template <int D, bool IS_WIDE = false>
 class FmaWarp {
  public:
   using Element = float;
-  static constexpr int HEAD = D, ROWS = 4, CHUNK = 8, PROGRAMS_PER_SM = 3;
+  static constexpr int HEAD = D, ROWS = 4, CHUNK = 8, PROGRAMS_PER_SM = IS_WIDE ? 2 : 3;
   static constexpr bool WIDE = IS_WIDE;
 
   struct Dots {
