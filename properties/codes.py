@@ -65,7 +65,7 @@ def _enumerated(array: Array, spec: ArraySpec) -> Array:
         row = array.itemsize * array.shape[-1] if array.ndim else 1
         data = np.arange(array.nbytes) + np.arange(array.nbytes) // row * 7  # no two rows in step with the scales
         if array.nbytes >= 256:  # fewer are zero points or quantised scales: better random
-            return data.astype(np.uint8).view(array.dtype).reshape(array.shape)
+            return np.asarray(data.astype(np.uint8).view(array.dtype).reshape(array.shape))
         return array
     if spec.scale_offsets is None:
         scales = _scales(spec.scale if array.dtype == np.uint8 else array.dtype)
