@@ -54,7 +54,7 @@ def codes_of(cache: torch.Tensor) -> torch.Tensor:
 
 def aligned_elements(*tensors: torch.Tensor) -> int:
     """Elements, a power of two of at most 16 bytes, that each row begins at a multiple of; 1 if rows have gaps."""
-    width = 16 // tensors[0].element_size()
+    width: int = 16 // tensors[0].element_size()
     for tensor in tensors:
         if tensor.stride(-1) != 1:
             return 1

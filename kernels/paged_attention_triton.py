@@ -454,12 +454,14 @@ class _Tiles:
 
 def _columns(query: torch.Tensor) -> int:
     """Head elements per program."""
-    return max(MIN_COLUMNS, min(MAX_COLUMNS, triton.next_power_of_2(query.shape[2])))
+    columns: int = max(MIN_COLUMNS, min(MAX_COLUMNS, triton.next_power_of_2(query.shape[2])))
+    return columns
 
 
 def _keys(query: torch.Tensor, tile_bytes: int) -> int:
     """Keys of a tile: `tile_bytes` of K in the query's dtype, which is what a program computes with."""
-    return max(MIN_TILE, min(MAX_TILE, tile_bytes // (_columns(query) * query.element_size())))
+    keys: int = tile_bytes // (_columns(query) * query.element_size())
+    return max(MIN_TILE, min(MAX_TILE, keys))
 
 
 def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Grid, **splitting: int) -> dict[str, Any]:

@@ -68,8 +68,8 @@ def _sides(layout: str, shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.ra
     *outer, last = shape
     layouts: dict[str, Callable[[], tuple[Array, Array]]] = {
         "contiguous": lambda: (base(*shape), base(*shape)),
-        "stacked": lambda: tuple(base(2, *shape)),  # type: ignore[arg-type,return-value]  # two of them
-        "interleaved": lambda: tuple(np.moveaxis(base(*shape, 2), -1, 0)),  # type: ignore[arg-type,return-value]  # the same
+        "stacked": lambda: tuple(base(2, *shape)),
+        "interleaved": lambda: tuple(np.moveaxis(base(*shape, 2), -1, 0)),
         "padded": lambda: (base(*outer, last + 3)[..., 1 : last + 1], base(*outer, last + 16)[..., :last]),
         "transposed": lambda: (base(*shape[1::-1], *shape[2:]).swapaxes(0, 1), base(*shape)),
     }

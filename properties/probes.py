@@ -66,6 +66,8 @@ def _edge(problem: PagedAttention, seq: int, edge: int) -> int | None:
         return None
     units = (problem.block_size, 16, 32, 64, 128)
     marks = {0, first, length - 1, length, *(m for unit in units for m in range(unit, length + 1, unit))}
+    if problem.window is not None:  # where each query's window begins, and one before
+        marks |= {int(at) - problem.window for at in problem.positions(seq)}
     near = {mark + delta for mark in marks for delta in (-1, 0, 1)}
     capacity = -(-length // problem.block_size) * problem.block_size
     start = first // problem.block_size * problem.block_size
@@ -91,6 +93,12 @@ def large_logits(problem: PagedAttention) -> PagedAttention:
     queries = problem.query.astype(np.float64).reshape(problem.num_tokens, problem.num_kv_heads, problem.group, -1)
     largest = float(abs(np.einsum("thgd,khd->thgk", queries, keys)).max())
     return problem if largest == 0 else dataclasses.replace(problem, scale=LARGE_LOGIT / largest)
+
+
+def large_sinks(problem: PagedAttention) -> PagedAttention:
+    """Sinks of +-1e5, head by head: one that leaves nothing of the keys, and one that leaves nothing of itself."""
+    sinks = np.where(np.arange(problem.num_query_heads) % 2, -LARGE_LOGIT, LARGE_LOGIT)
+    return dataclasses.replace(problem, sinks=sinks.astype(np.float32))
 
 
 def _copy(problem: PagedAttention) -> PagedAttention:

@@ -63,6 +63,13 @@ def test_large_logits(subject: Subject, data: Any) -> None:
     _hold_if_accepted(subject, probes.large_logits(case.problem), case.variant)
 
 
+@claim(OP, examples=8)
+def test_large_sinks(subject: Subject, data: Any) -> None:
+    """A sink of 1e5 takes all the weight, and one of -1e5 none, without an infinity or NaN."""
+    case = data.draw(subject.cases(OP))
+    _hold_if_accepted(subject, probes.large_sinks(case.problem), case.variant)
+
+
 @claim(OP, examples=12)
 def test_relabelling_blocks(subject: Subject, data: Any) -> None:
     """Bitwise: where a block lies means nothing."""
