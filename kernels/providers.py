@@ -14,7 +14,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-OPS = ("paged_attention", "merge_states", "copy_blocks", "swap_blocks", "write_kv", "gather_kv", "dequantize", "dequant_gemv")
+OPS = (
+    "paged_attention",
+    "merge_states",
+    "copy_blocks",
+    "swap_blocks",
+    "write_kv",
+    "gather_kv",
+    "dequantize",
+    "dequant_gemv",
+)
 OPTIONAL = ("as_strided", "empty", "variants", "contract", "to_pinned")
 ENTRY_POINTS = "pagebench.providers"  # where installed packages register theirs
 OURS = {

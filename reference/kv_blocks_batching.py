@@ -1,7 +1,7 @@
 """What memory is worth: decoding reads all weights for every token of a step, however many there are.
 
 tokens/s = B / max(bytes(B) / bandwidth, flops(B) / rate). The weights are read once a step, so a larger batch costs
-little until the KV reads or the FLOPs catch up; how large it can be is decided by how many requests fit. Naive and paged
+little until the KV reads or the FLOPs catch up; how large it can be depends on how many requests fit. Naive and paged
 layouts do the same FLOPs and read the same bytes per request: the only difference is B.
 """
 

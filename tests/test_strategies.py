@@ -212,7 +212,7 @@ def test_fused_products_meet_every_number_of_rows_and_kind_of_input() -> None:
         assert min(counts.values()) >= 3, counts
 
 
-@pytest.mark.parametrize("op", (*OPS, "dequant_gemv"))
+@pytest.mark.parametrize("op", [*OPS, "dequant_gemv"])
 def test_drawn_problems_survive_their_text(op: str) -> None:
     for recipe in drawn(strategies.recipes(op, everything(op)), 10):
         problem = recipe.build()
