@@ -29,9 +29,9 @@ class NotExercised(Exception):  # noqa: N818  # no error: the claim was not trie
 class Run:
     """What came back: `results` on the host by name (None where the provider returns none), and what was not looked at.
 
-    paged_attention, merge_states: out, lse. gather_kv: key, value. dequantize: weight. dequant_gemv: y.
-    copy_blocks: caches[0], caches[1], ... swap_blocks: dst_caches[0], ... write_kv: key_cache, value_cache, and key_scale, value_scale
-    where computed.
+    paged_attention, merge_states: out, lse. gather_kv: key, value. dequantize: weight. dequant_gemv: y. copy_blocks:
+    caches[0], caches[1], ... swap_blocks: dst_caches[0], ... write_kv: key_cache, value_cache, and where computed
+    key_scale, value_scale.
     """
 
     results: dict[str, Array | None]
