@@ -55,29 +55,35 @@ dequantize_rows(void* out, int kind, int wide, long long k, int tiles, int tile,
   }
 }
 
-// out [k, columns] of `kind`, contiguous. One program: eight rows from 8 (blockIdx.x / column_tiles) on, and RUN columns
-// per thread.
+// out [k, columns] of `kind`, contiguous. One program: `rows_each` times eight rows, and RUN columns per thread. Scales and
+// zero points stay in registers while their group lasts; the next codes are on their way while some are decoded.
 template <typename Format>
 __global__ void __launch_bounds__(128)
-dequantize_columns(void* out, int kind, long long k, long long columns, int column_tiles, int group, int mode,
-                   int scale_kind, const int* codes, long long row_stride, long long column_stride, const void* data0,
+dequantize_columns(void* out, int kind, long long k, long long columns, int column_tiles, int rows_each, int group,
+                   int mode, int scale_kind, const int* codes, long long row_stride, long long column_stride, const void* data0,
                    long long row0, long long column0, const void* data1, long long row1, long long column1,
                    const void* data2, long long row2, long long column2) {
   const Params p{{{data0, data1, data2, nullptr}, {row0, row1, row2, 0}, {column0, column1, column2, 0}},
                  k, group, 0, mode, scale_kind};
-  const long long row = blockIdx.x / static_cast<unsigned>(column_tiles) * static_cast<long long>(ROWS);
+  const long long first = blockIdx.x / static_cast<unsigned>(column_tiles) * static_cast<long long>(rows_each * ROWS);
+  const long long end = min(first + rows_each * ROWS, k);
   const long long tile = blockIdx.x % static_cast<unsigned>(column_tiles);
   const long long column = (tile * blockDim.x + threadIdx.x) * RUN;
 
-  typename Format::Codes loaded;
-  loaded.load(p, {codes, row_stride, column_stride, columns}, row, column);
-  if (column >= columns) return;
+  const CodeArray array{codes, row_stride, column_stride, columns};
+  typename Format::Codes loaded, next;
+  next.load(p, array, first, column);
   Format format(p, column);
+#pragma unroll 1
+  for (long long row = first; row < end; row += ROWS) {
+    loaded = next;
+    if (row + ROWS < end) next.load(p, array, row + ROWS, column);  // every lane of a warp: some exchange what they load
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    if (row + i >= k) return;
-    float values[RUN];
-    format.row(loaded, i, static_cast<int>(row) + i, values);
-    store_run(out, kind, (row + i) * columns + column, RUN, true, values);
+    for (int i = 0; i < ROWS; ++i) {
+      if (column >= columns || row + i >= end) break;
+      float values[RUN];
+      format.row(loaded, i, static_cast<int>(row) + i, values);
+      store_run(out, kind, (row + i) * columns + column, RUN, true, values);
+    }
   }
 }

@@ -17,6 +17,7 @@ from pagebench.kernels.dequant_layouts import COLUMN_FORMATS, KINDS, STAGE_PAD, 
 SOURCE = "dequant.cu"
 RUN = 8  # as in dequant_common.cuh: consecutive weights of a thread
 ROWS = 8  # as in dequant_columns.cuh: rows of a thread's codes
+ROWS_EACH = 8  # times eight rows of a program: a group's scales are read once or twice for its 128 rows, not 16 times
 THREADS = 128
 TILE_BYTES = 4096  # of packed bytes per program, 32 in flight for each thread; more would cost occupancy
 
@@ -55,9 +56,9 @@ def _dequantize_columns(provider: Any, problem: Any, threads: int) -> Any:
     out = provider.empty((k, n), problem.dtype)
     parameters, arrays = dequant_layouts.column_parameters(problem)
     column_tiles = ceil_div(n, threads * RUN)
-    args = (out, KINDS[problem.dtype], np.int64(k), np.int64(n), np.int32(column_tiles), *parameters, *arrays)
+    args = (out, KINDS[problem.dtype], np.int64(k), np.int64(n), np.int32(column_tiles), np.int32(ROWS_EACH), *parameters, *arrays)
     kernel = provider.device.kernel(SOURCE, f"dequantize_columns<{COLUMN_FORMATS[problem.format].struct}>")
-    kernel((ceil_div(k, ROWS) * column_tiles,), (threads,), args)
+    kernel((ceil_div(k, ROWS * ROWS_EACH) * column_tiles,), (threads,), args)
     return out.T
 
 
