@@ -32,6 +32,7 @@ from pagebench.reference.block_copy_gather import GatherKV
 from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import Dequantize
 from pagebench.reference.dequant_formats import FORMATS
+from pagebench.reference.dequant_gemv import DequantGemv
 from pagebench.reference.dtypes import INT32
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
@@ -49,6 +50,7 @@ SCALES = {
     "write_kv": f"{TOKENS} tokens",
     "gather_kv": "batch 1",
     "dequantize": f"{OUTPUT_FEATURES} output features",
+    "dequant_gemv": f"{OUTPUT_FEATURES} output features",
 }
 
 
@@ -121,12 +123,12 @@ def _few_caches(problem: CopyBlocks) -> Problem:
     return CopyBlocks(caches, rng.permutation(2 * PAIRS).astype(np.int64).reshape(PAIRS, 2))
 
 
-def _few_outputs(problem: Dequantize) -> Problem:
+def _few_outputs(problem: Dequantize | DequantGemv) -> Problem:
     """The first output features of the same weight."""
     kind, shape = FORMATS[problem.format], (OUTPUT_FEATURES, problem.shape[1])
     specs = kind.specs(kind.form(problem.packed), shape, problem.group_size)
     packed = {
-        name: array[tuple(slice(size) for size in specs[name].shape)].copy() for name, array in problem.packed.items()
+        name: np.array(array[tuple(slice(size) for size in specs[name].shape)]) for name, array in problem.packed.items()
     }
     return dataclasses.replace(problem, packed=packed, shape=shape)
 
@@ -149,6 +151,7 @@ _RULES: dict[str, Callable[[Any], Problem]] = {
     "write_kv": _few_tokens,
     "gather_kv": _one_gathered,
     "dequantize": _few_outputs,
+    "dequant_gemv": _few_outputs,
 }
 
 

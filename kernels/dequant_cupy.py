@@ -56,7 +56,8 @@ def _dequantize_columns(provider: Any, problem: Any, threads: int) -> Any:
     out = provider.empty((k, n), problem.dtype)
     parameters, arrays = dequant_layouts.column_parameters(problem)
     column_tiles = ceil_div(n, threads * RUN)
-    args = (out, KINDS[problem.dtype], np.int64(k), np.int64(n), np.int32(column_tiles), np.int32(ROWS_EACH), *parameters, *arrays)
+    counts = (np.int64(k), np.int64(n), np.int32(column_tiles), np.int32(ROWS_EACH))
+    args = (out, KINDS[problem.dtype], *counts, *parameters, *arrays)
     kernel = provider.device.kernel(SOURCE, f"dequantize_columns<{COLUMN_FORMATS[problem.format].struct}>")
     kernel((ceil_div(k, ROWS * ROWS_EACH) * column_tiles,), (threads,), args)
     return out.T

@@ -61,6 +61,7 @@ def test_every_workload_keeps_its_lengths(name: str) -> None:
         "write_kv": lambda p: (p.key.shape[1:], p.key_cache.shape, p.key_cache.dtype, p.compute_scales),
         "gather_kv": lambda p: (p.block_table.shape[1], p.key_cache.shape[1:], int(p.seq_lens[0]), p.dtype),
         "dequantize": lambda p: (p.shape[1], p.format, p.group_size, p.packed.keys()),
+        "dequant_gemv": lambda p: (p.shape[1], p.format, p.group_size, p.packed.keys(), p.m),
     }[problem.op]
     assert kept(problem) == kept(full)
 
