@@ -32,17 +32,17 @@ class Verdict:
 
 def verdict(provider: Provider, workload: Workload) -> Verdict:
     """Check the workload's small problem against the reference, wherever the provider runs on this machine."""
-    reason = provider.unavailable()
-    if reason is not None:
-        return Verdict("unavailable", "-", detail=reason)
-    if workload.op not in ops_of(provider):
-        return Verdict("rejected", "-", detail=f"{provider.name} has no {workload.op}")
-    problem = workload.check_problem()
-    reason = provider.rejects(problem)
-    if reason is not None:
-        return Verdict("rejected", "-", detail=reason)
-    runs, begin = how_it_runs(provider), time.perf_counter()
+    problem, runs, begin = workload.check_problem(), "-", time.perf_counter()
     try:
+        reason = provider.unavailable()
+        if reason is not None:
+            return Verdict("unavailable", "-", detail=reason)
+        if workload.op not in ops_of(provider):
+            return Verdict("rejected", "-", detail=f"{provider.name} has no {workload.op}")
+        reason = provider.rejects(problem)
+        if reason is not None:
+            return Verdict("rejected", "-", detail=reason)
+        runs = how_it_runs(provider)
         contracts.check(provider, problem)
     except Exception as error:  # whatever a kernel raises is its verdict
         return Verdict("failed", runs, time.perf_counter() - begin, f"{type(error).__name__}: {error}")

@@ -128,7 +128,8 @@ def _few_outputs(problem: Dequantize | DequantGemv) -> Problem:
     kind, shape = FORMATS[problem.format], (OUTPUT_FEATURES, problem.shape[1])
     specs = kind.specs(kind.form(problem.packed), shape, problem.group_size)
     packed = {
-        name: np.array(array[tuple(slice(size) for size in specs[name].shape)]) for name, array in problem.packed.items()
+        name: np.array(array[tuple(slice(size) for size in specs[name].shape)])
+        for name, array in problem.packed.items()
     }
     return dataclasses.replace(problem, packed=packed, shape=shape)
 

@@ -10,6 +10,8 @@ import argparse
 import json
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -154,6 +156,8 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 def commit() -> str:
     """The checked-out commit, `-dirty` behind it when the working tree differs; "unknown" outside a checkout."""
+    if shutil.which("git") is None:
+        return "unknown"
     asked = subprocess.run(
         ["git", "describe", "--always", "--abbrev=40", "--dirty"], cwd=ROOT, capture_output=True, text=True
     )
@@ -213,7 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     names = chosen.workload or (QUICK if chosen.quick else list(WORKLOADS))
     specs = [*OURS, *(spec for spec in chosen.provider if spec not in OURS)]
-    providers = {spec: load_provider(spec) for spec in specs}
+    if chosen.machine is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", chosen.machine):
+        parser.error(f"--machine must be a plain folder name, got {chosen.machine!r}")
+    try:
+        providers = {spec: load_provider(spec) for spec in specs}
+    except ValueError as error:
+        parser.error(str(error))
     roof = copy_roof()
     generated = {spec: {} if chosen.no_codegen else record(spec, names, ARCH) for spec in specs}
     traced = {spec: {} if chosen.no_traffic else record_traffic(spec, names) for spec in specs}

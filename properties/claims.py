@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, configuration, given, settings
 from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from pagebench.properties import profile
 
@@ -37,6 +39,16 @@ def fixed(op: str) -> Callable[[Test], Test]:
     return decorate
 
 
+def _explored(chosen: profile.Profile) -> dict[str, Any]:
+    """The deep profile draws afresh and remembers failures also where Hypothesis would do neither: under CI."""
+    if chosen.name != "deep":
+        return {}
+    return {
+        "derandomize": False,
+        "database": DirectoryBasedExampleDatabase(Path(chosen.home or ".hypothesis", "examples")),
+    }
+
+
 def budget(examples: int) -> settings:
     """Hypothesis settings for `examples` under the active profile; the rest is the user's default profile."""
     chosen = profile.active
@@ -50,4 +62,5 @@ def budget(examples: int) -> settings:
         phases=phases,
         report_multiple_bugs=False,  # one shrunk problem per claim is what a reader can use
         suppress_health_check=_SUPPRESSED,
+        **_explored(chosen),
     )

@@ -12,7 +12,14 @@ import numpy as np
 
 from pagebench.reference.dtypes import COMPUTE_DTYPES, FLOAT32, INT32, QUANTISED_DTYPES, Array, to_float64
 from pagebench.reference.problem import Problem
-from pagebench.reference.validation import require, require_all, require_array, require_finite, require_int
+from pagebench.reference.validation import (
+    require,
+    require_all,
+    require_array,
+    require_finite,
+    require_int,
+    require_real,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +86,8 @@ class PagedAttention(Problem):
 
     def validate(self) -> None:
         self._validate_arrays()
-        self._validate_tables()
         self._validate_modifiers()
+        self._validate_tables()
         self._validate_scales()
 
     def _validate_arrays(self) -> None:
@@ -122,13 +129,14 @@ class PagedAttention(Problem):
             require_all(f"block_table[{seq}]", used, ok, f"hold block ids in [0, {self.num_blocks}) where used")
 
     def _validate_modifiers(self) -> None:
-        require_finite("scale", self.scale)
+        require_real("scale", self.scale)
         require(isinstance(self.causal, bool | np.bool_), "causal", "be a bool", self.causal)
         if self.window is not None:
             require_int("window", self.window, low=1)
             require(self.causal, "window", "be None unless causal", self.window)
         if self.soft_cap is not None:
-            require(np.isfinite(self.soft_cap) and self.soft_cap > 0, "soft_cap", "be finite and > 0", self.soft_cap)
+            require_real("soft_cap", self.soft_cap)
+            require(self.soft_cap > 0, "soft_cap", "be finite and > 0", self.soft_cap)
         for name in ("alibi_slopes", "sinks"):
             values = getattr(self, name)
             if values is not None:

@@ -46,6 +46,12 @@ def require_finite(argument: str, value: Any) -> None:
     require_all(argument, array, np.isfinite(array.astype(np.float64)), "be finite")
 
 
+def require_real(argument: str, value: Any) -> None:
+    """Require a finite Python or NumPy real number (no bool) within the range of float32."""
+    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    require(real and abs(value) <= np.finfo(np.float32).max, argument, "be finite and within float32", value)
+
+
 def require_int(argument: str, value: Any, *, low: int) -> None:
     """Require a Python or NumPy integer (no bool) of at least `low`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
