@@ -211,7 +211,7 @@ class Write(NumpyKernels):
                 if p.compute_scales:
                     scale[where] = self.row_scale(p, values)
                 if p.quantised:
-                    values = self.quantised(float32(values), self.scale_of(scale, where), cache.dtype)
+                    values = self.quantised(float32(values), self.write_scale(scale, where), cache.dtype)
                 self.put(cache, where, values)
 
     def mapped(self, p: Any) -> tuple[Array, Array]:
@@ -228,7 +228,7 @@ class Write(NumpyKernels):
     def highest(self, dtype: Any) -> float:
         return 127 if dtype == np.int8 else float(ml_dtypes.finfo(dtype).max)
 
-    def scale_of(self, scale: Any, where: tuple[Array, Array]) -> Any:
+    def write_scale(self, scale: Any, where: tuple[Array, Array]) -> Any:
         if scale is None:
             return FLOAT32.type(1)
         return scale[where][..., None] if scale.ndim == 3 else np.asarray(scale).reshape(1, -1, 1)

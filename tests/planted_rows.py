@@ -196,13 +196,13 @@ class KeyScaleForValues(Write):
             self.put(
                 p.value_cache,
                 where,
-                self.quantised(float32(p.value[rows]), self.scale_of(p.key_scale, where), before.dtype),
+                self.quantised(float32(p.value[rows]), self.write_scale(p.key_scale, where), before.dtype),
             )
 
 
 class ScaleOfTheFirstHead(Write):
-    def scale_of(self, scale: Any, where: tuple[Array, Array]) -> Any:
-        return super().scale_of(scale, where) if np.ndim(scale) != 1 else scale[0]
+    def write_scale(self, scale: Any, where: tuple[Array, Array]) -> Any:
+        return super().write_scale(scale, where) if np.ndim(scale) != 1 else scale[0]
 
 
 class WritesThroughFloat(Write):
