@@ -77,7 +77,6 @@ class Row:
     throughput: Throughput | None
     codegen: Recording | None
     traffic: Traffic | None = None
-    error: str = ""
 
 
 def measure(

@@ -77,7 +77,7 @@ def place(problem: P, provider: Any) -> Placement[P]:
             return put(np.empty(array.shape, array.dtype), on_host)  # nothing to fence, its address is arbitrary
         if any(s % array.itemsize for s in array.strides):
             array = array.copy()  # no device can express such a view
-        owner = _owner(array)
+        owner = owner_of(array)
         key = (owner.ctypes.data, on_host)
         base = bases.get(key)
         if base is None or base.host.nbytes < owner.nbytes:
@@ -107,7 +107,7 @@ def raw_bytes(owner: Array) -> Array:
     return owner.transpose(order).reshape(-1).view(np.uint8)
 
 
-def _owner(array: Array) -> Array:
+def owner_of(array: Array) -> Array:
     """The array that owns `array`'s memory; a copy of the view's span where that is not a plain NumPy array."""
     owner = array
     while isinstance(owner.base, np.ndarray):

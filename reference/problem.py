@@ -108,7 +108,7 @@ def _encode(problem: Problem) -> str:
         if isinstance(value, np.ndarray) and value.size == 0:
             return {"empty": value.shape, "dtype": value.dtype.name}
         if isinstance(value, np.ndarray):
-            owner = placement._owner(value)
+            owner = placement.owner_of(value)
             index, _ = bases.setdefault(owner.ctypes.data, (len(bases), owner))
             offset = value.ctypes.data - owner.ctypes.data
             return {
