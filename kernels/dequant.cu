@@ -58,7 +58,7 @@ dequantize_rows(void* out, int kind, int wide, long long k, int tiles, int tile,
 // out [k, columns] of `kind`, contiguous. One program: `rows_each` times eight rows, and RUN columns per thread. Scales and
 // zero points stay in registers while their group lasts; the next codes are on their way while some are decoded.
 template <typename Format>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 5)
 dequantize_columns(void* out, int kind, long long k, long long columns, int column_tiles, int rows_each, int group,
                    int mode, int scale_kind, const int* codes, long long row_stride, long long column_stride, const void* data0,
                    long long row0, long long column0, const void* data1, long long row1, long long column1,
