@@ -11,16 +11,17 @@ import numpy as np
 
 from pagebench.reference.dtypes import INT64, Array
 from pagebench.reference.problem import Problem
-from pagebench.reference.validation import require, require_all, require_array
+from pagebench.reference.validation import require, require_all, require_array, require_writeable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyBlocks(Problem):
     """Copy block `src` to block `dst` for each (src, dst) of `pairs`, in place, in all `caches`, simultaneously.
 
-    caches: tuple of arrays [num_blocks, ...] of any dtype, one or more per layer, possibly strided views; dtypes and
-    trailing shapes may differ. pairs: int64 [n, 2]. Chains and cycles are allowed, a self pair changes nothing, n = 0
-    is allowed. Raises ValueError for a repeated dst, an id out of range, or caches that overlap.
+    caches: tuple of arrays [num_blocks, ...] of any dtype but objects, one or more per layer, possibly strided views;
+    dtypes and trailing shapes may differ. pairs: int64 [n, 2]. Chains and cycles are allowed, a self pair changes
+    nothing, n = 0 is allowed. Raises ValueError for a repeated dst, an id out of range, or caches that overlap or
+    cannot be written.
     """
 
     caches: tuple[Any, ...]
@@ -33,7 +34,7 @@ class CopyBlocks(Problem):
         return int(self.caches[0].shape[0])
 
     def validate(self) -> None:
-        require_caches("caches", self.caches)
+        require_caches("caches", self.caches, written=True)
         for i, j in overlapping(self.caches):
             raise ValueError(f"caches must not overlap each other, got shared memory in caches[{i}] and caches[{j}]")
         require_pairs(self.pairs, self.num_blocks, self.num_blocks)
@@ -56,7 +57,7 @@ class SwapBlocks(Problem):
     shape, each pool its own num_blocks. pairs: int64 [n, 2]. direction: "out" from the device's pool to the host's,
     "in" from the host's to the device's. The host's pool and the pairs, by which the host starts the transfers, are
     placed with the provider's `to_pinned`. Raises ValueError for a repeated dst, an id out of range, or caches that
-    overlap.
+    overlap or cannot be written.
     """
 
     src_caches: tuple[Any, ...]
@@ -73,7 +74,7 @@ class SwapBlocks(Problem):
     def validate(self) -> None:
         require(self.direction in ("out", "in"), "direction", "be 'out' or 'in'", self.direction)
         require_caches("src_caches", self.src_caches)
-        require_caches("dst_caches", self.dst_caches)
+        require_caches("dst_caches", self.dst_caches, written=True)
         count = len(self.src_caches)
         require(len(self.dst_caches) == count, "dst_caches", f"be {count} like src_caches", len(self.dst_caches))
         for i, (src, dst) in enumerate(zip(self.src_caches, self.dst_caches, strict=True)):
@@ -94,12 +95,15 @@ class SwapBlocks(Problem):
         return 0
 
 
-def require_caches(argument: str, caches: Any) -> None:
-    """Require a tuple of arrays of as many blocks each, none overlapping itself."""
+def require_caches(argument: str, caches: Any, *, written: bool = False) -> None:
+    """Require a tuple of arrays of as many blocks each, of plain bytes, none overlapping itself."""
     require(isinstance(caches, tuple) and caches, argument, "be a tuple of at least one array", caches)
     for i, cache in enumerate(caches):
         name = f"{argument}[{i}]"
         require_array(name, cache)
+        require(not cache.dtype.hasobject, name, "hold plain bytes, not references to objects", str(cache.dtype))
+        if written:
+            require_writeable(name, cache)
         require(cache.ndim >= 1, name, "have a leading block dimension", cache.shape)
         count = caches[0].shape[0]
         require(cache.shape[0] == count, name, f"have {count} blocks like {argument}[0]", cache.shape[0])

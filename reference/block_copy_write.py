@@ -16,7 +16,7 @@ from pagebench.reference.block_copy_quantise import (
 )
 from pagebench.reference.dtypes import COMPUTE_DTYPES, FLOAT32, INT64, QUANTISED_DTYPES, Array
 from pagebench.reference.problem import Problem
-from pagebench.reference.validation import require, require_all, require_array
+from pagebench.reference.validation import require, require_all, require_array, require_writeable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +28,8 @@ class WriteKV(Problem):
     possibly strided; slot_mapping int64 [m <= n]. A negative slot is skipped, rows past m are padding. A quantised
     cache is written as `block_copy_quantise.quantise` says, with key_scale and value_scale float32 scalar or
     [num_kv_heads] (None = 1). With `compute_scales` both are outputs [num_blocks, block_size, num_kv_heads]: each row's
-    own scale, in its slot. Raises ValueError for a slot that repeats or is out of range, for overlapping outputs, and
-    with `compute_scales` for a row that is not finite or whose scale rounds to 0.
+    own scale, in its slot. Raises ValueError for a slot that repeats or is out of range, for outputs that overlap or
+    cannot be written, and with `compute_scales` for a row that is not finite or whose scale rounds to 0.
     """
 
     key: Any
@@ -101,6 +101,7 @@ class WriteKV(Problem):
         if self.compute_scales:
             outputs |= {"key_scale": self.key_scale, "value_scale": self.value_scale}
         for name, array in outputs.items():
+            require_writeable(name, array)
             require_no_internal_overlap(name, array)
         inputs = {"key": self.key, "value": self.value, "slot_mapping": self.slot_mapping}
         both = {**outputs, **inputs}

@@ -33,6 +33,12 @@ def require_array(
     require(array.flags.aligned, argument, "be aligned to its item size", array.ctypes.data)
 
 
+def require_writeable(argument: str, array: np.ndarray[Any, Any]) -> None:
+    """Require an array that an op in place may write."""
+    got = f"a read-only array {list(array.shape)}"
+    require(array.flags.writeable, argument, "be writeable, since the op works in place", got)
+
+
 def require_all(argument: str, array: np.ndarray[Any, Any], ok: np.ndarray[Any, Any], rule: str) -> None:
     """Require `ok` everywhere; the error shows the first offending element and its index."""
     if not ok.all():

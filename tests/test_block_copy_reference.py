@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagebench.reference import block_copy, dtypes
-from pagebench.reference.block_copy import SwapBlocks
+from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
 from pagebench.reference.block_copy_gather import GatherKV, gather_kv
 from pagebench.reference.block_copy_quantise import dequantise, quantise, row_scales
 from pagebench.reference.block_copy_write import WriteKV, write_kv, write_kv_
@@ -151,6 +151,12 @@ def test_write_counts_only_the_rows_it_writes() -> None:
     assert write_problem(**quantised(E4M3), key_scale=np.float32(2)).bytes_moved() == 3 * 8 + elements * 3 + 4
 
 
+def read_only(array: Any) -> Any:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"slot_mapping": np.array([1, 1], np.int64)}, "slot_mapping must not repeat"),
     ({"slot_mapping": np.array([12], np.int64)}, "slot_mapping must be below"),
@@ -167,6 +173,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "key must be finite",
     ),
     ({"key_cache": np.zeros((3, 4, 2, 6), FLOAT32)}, "key_cache must have dtype"),
+    ({"value_cache": read_only(np.zeros((3, 4, 2, 6), FLOAT16))}, "value_cache must be writeable"),
+    (
+        {**quantised(INT8), **scales(), "compute_scales": True, "key_scale": read_only(np.zeros((3, 4, 2), FLOAT32))},
+        "key_scale must be writeable",
+    ),
+    ({"key": np.zeros((4, 2, 6), object)}, "key must have dtype float16 or"),
 ]
 
 
@@ -267,11 +279,30 @@ def test_swap_copies_between_pools() -> None:
         ({"dst_caches": (np.zeros((5, 4)), np.zeros((5, 2)))}, r"dst_caches\[1\] must have blocks of float64"),
         ({"pairs": np.array([[0, 1], [1, 1]], np.int64)}, "not repeat"),
         ({"pairs": np.array([[3, 1]], np.int64)}, r"\(src\) must be in \[0, 3\)"),
+        (
+            {"dst_caches": (np.zeros((5, 4)), read_only(np.zeros((5, 1, 2))))},
+            r"dst_caches\[1\] must be writeable.*, got 'a read-only array \[5, 1, 2\]'",
+        ),
+        ({"src_caches": (np.zeros((3, 4), object),)}, r"src_caches\[0\] must hold plain bytes.*, got 'object'"),
     ],
 )
 def test_an_invalid_swap_names_the_argument(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         swap_problem(**change)
+
+
+def test_a_swap_only_reads_its_source() -> None:
+    problem = swap_problem()
+    swap_problem(src_caches=tuple(read_only(cache) for cache in problem.src_caches))
+
+
+def test_a_copy_refuses_what_it_cannot_write() -> None:
+    pairs = np.zeros((0, 2), np.int64)
+    with pytest.raises(ValueError, match=r"caches\[1\] must be writeable.*, got 'a read-only array \[3\]'"):
+        CopyBlocks((np.zeros(3), read_only(np.zeros(3))), pairs)
+    for dtype in (object, [("number", np.int32), ("owner", object)]):
+        with pytest.raises(ValueError, match=r"caches\[0\] must hold plain bytes"):
+            CopyBlocks((np.zeros(3, dtype),), pairs)
 
 
 def test_pools_that_share_memory_are_refused() -> None:
