@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
         return (yield)
     finally:
         pyfuncitem.user_properties.append((PROPERTY, json.dumps(found.tally.to_json())))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the snippet that reproduces a failure in a section of the report, without pytest's margin: to be copied."""
+    report = yield
+    if call.excinfo is not None and hasattr(getattr(item, "function", None), "pagebench_op"):
+        from pagebench.properties.subject import repros_of
+
+        report.sections += [(f"to reproduce {item.name}", text) for text in repros_of(call.excinfo.value)]
+    return report
 
 
 class Recorder:

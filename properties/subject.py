@@ -1,7 +1,8 @@
 """A provider under test: draws problems it supports, holds it to claims, and keeps the tally."""
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ from pagebench.reference.problem import Problem
 
 Contract = Callable[..., tuple[str, ...]]
 ATTEMPTS = 4
+REASONS_SHOWN = 5
+REPRO = "_pagebench_repro"  # attribute of an exception: the snippet that raises it again
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,6 +46,7 @@ class Subject:
     provider: Any
     tally: Tally = field(default_factory=Tally)
     _support: dict[str, Support | None] = field(default_factory=dict)
+    _refused: dict[str, Counter[str]] = field(default_factory=dict)
     _label: str = ""
 
     def __repr__(self) -> str:
@@ -60,7 +64,8 @@ class Subject:
 
     def support(self, op: str) -> Support | None:
         if op not in self._support:
-            self._support[op] = support(self.provider, op)
+            self._refused[op] = Counter()
+            self._support[op] = support(self.provider, op, self._refused[op])
         return self._support[op]
 
     def lacks(self, op: str) -> str | None:
@@ -68,7 +73,11 @@ class Subject:
         if not callable(getattr(self.provider, op, None)):
             return f"{self.provider.name} does not implement {op}"
         if self.support(op) is None:
-            return f"{self.provider.name} rejects every {op} problem"
+            reasons = self._refused[op].most_common()
+            listed = [f"{count} times: {reason}" for reason, count in reasons[:REASONS_SHOWN]]
+            more = [f"{len(reasons) - REASONS_SHOWN} more reasons"] if len(reasons) > REASONS_SHOWN else []
+            tried = self._refused[op].total()
+            return f"{self.provider.name} rejects every {op} problem, {tried} tried; {'; '.join(listed + more)}"
         return None
 
     def unsupported(self, op: str) -> list[str]:
@@ -84,7 +93,7 @@ class Subject:
         return _cases(self, op)
 
     def hold(self, contract: Contract, problem: Problem, variant: dict[str, Any] | None = None) -> None:
-        """Hold the provider to `contract`; a failure carries the snippet that reproduces it."""
+        """Hold the provider to `contract`; a failure carries the snippet that reproduces it (see `repros_of`)."""
         key = (self.label, problem.op)
         try:
             missing = contract(self.provider, problem, variant=variant)
@@ -92,7 +101,7 @@ class Subject:
         except NotExercised as why:
             missing = (str(why),)
         except Exception as error:
-            error.add_note(f"\nTo reproduce:\n\n{repro(self.spec, contract, problem, variant)}")
+            setattr(error, REPRO, repro(self.spec, contract, problem, variant))
             raise
         self.tally.not_exercised.update((*key, what) for what in missing)
 
@@ -139,3 +148,11 @@ def repro(spec: str, contract: Contract, problem: Problem, variant: dict[str, An
     where = f"from {contract.__module__} import {contract.__name__}"
     text = text.replace("from pagebench.properties.contracts import check", where)
     return text.replace("\ncheck(", f"\n{contract.__name__}(")
+
+
+def repros_of(error: BaseException) -> Iterator[str]:
+    """The snippets that an exception carries, also as a member of a group, as Hypothesis raises for a flaky one."""
+    if hasattr(error, REPRO):
+        yield getattr(error, REPRO)
+    for member in getattr(error, "exceptions", ()):
+        yield from repros_of(member)

@@ -5,6 +5,7 @@ not depend on what earlier examples did.
 """
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,22 +43,23 @@ def everything(op: str) -> Support:
     return Support({name: values[0] for name, values in axes.items()}, dict(axes))
 
 
-def support(provider: Any, op: str) -> Support | None:
-    """What `provider` accepts of `op`; None when it rejects every sample."""
+def support(provider: Any, op: str, refused: Counter[str] | None = None) -> Support | None:
+    """What `provider` accepts of `op`; None when it rejects every sample. `refused` counts the reasons it gives."""
     recipe = RECIPES[op]
     axes = recipe.AXES
-    plain = _accepted_sample(provider, recipe)
+    refused = Counter() if refused is None else refused
+    plain = _accepted_sample(provider, recipe, refused)
     if plain is None:
         return None
     accepted = {
-        name: tuple(value for value in values if _accepts(provider, recipe, {**plain, name: value}))
+        name: tuple(value for value in values if _accepts(provider, recipe, {**plain, name: value}, refused))
         for name, values in axes.items()
     }
     # A baseline found by search may differ from the default in an axis that the sample leaves out.
     return Support(plain, {name: values or (axes[name][0],) for name, values in accepted.items()})
 
 
-def _accepted_sample(provider: Any, recipe: Any) -> dict[str, Any] | None:
+def _accepted_sample(provider: Any, recipe: Any, refused: Counter[str]) -> dict[str, Any] | None:
     """Choices that differ from the defaults in as few axes as possible, at most three."""
     names = list(recipe.AXES)
     searched = 0
@@ -65,7 +67,7 @@ def _accepted_sample(provider: Any, recipe: Any) -> dict[str, Any] | None:
         for axes in itertools.combinations(names, changed):
             for values in itertools.product(*(recipe.AXES[name][1:] for name in axes)):
                 choices = dict(zip(axes, values, strict=True))
-                if _accepts(provider, recipe, choices):
+                if _accepts(provider, recipe, choices, refused):
                     return choices
                 searched += 1
                 if searched >= MOST_SEARCHED:
@@ -73,9 +75,12 @@ def _accepted_sample(provider: Any, recipe: Any) -> dict[str, Any] | None:
     return None
 
 
-def _accepts(provider: Any, recipe: Any, choices: dict[str, Any]) -> bool:
+def _accepts(provider: Any, recipe: Any, choices: dict[str, Any], refused: Counter[str]) -> bool:
     try:
         problem = recipe.sample(**choices).build()
     except ValueError:
         return False  # the choices exclude each other
-    return provider.rejects(problem) is None
+    reason = provider.rejects(problem)
+    if reason is not None:
+        refused[reason] += 1
+    return reason is None

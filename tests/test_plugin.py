@@ -55,35 +55,39 @@ def test_right_provider_passes(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", ".hypothesis", "__pycache__"}
 
 
-def test_dropped_key_fails_with_a_repro_that_reproduces(tmp_path: Path) -> None:
+def test_dropped_key_fails_with_a_repro_that_can_be_copied(tmp_path: Path) -> None:
     done = run_claims(tmp_path, DROPS_LAST_KEY, "--pagebench-profile", "default", "-k", "test_values")
     assert done.returncode == 1, done.stdout + done.stderr
-    snippet = repro_in(done.stdout)
-    assert str(tmp_path / "mine.py") in snippet
-    assert "elements are wrong" in run_snippet(snippet).stderr
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(repro_in(done.stdout))
+    assert str(tmp_path / "mine.py") in snippet.read_text()
+    assert "elements are wrong" in run_script(snippet).stderr
     (tmp_path / "mine.py").write_text(PROVIDER.read_text())
-    mended = run_snippet(snippet)
+    mended = run_script(snippet)
     assert mended.returncode == 0, mended.stderr
 
 
 def repro_in(output: str) -> str:
-    """The snippet that a failure printed, without pytest's margin."""
-    lines = [line[1:] for line in output.splitlines() if line.startswith("E ")]
-    text = textwrap.dedent("\n".join(lines[1:]))
-    found = re.search(r"To reproduce:\s*(.*?\n\w+\(load_provider.*?\)\n)", text, re.DOTALL)
+    """The lines below the headline, as they were printed."""
+    headline = r"^-+ to reproduce test_\w+\[mine.py:Provider\] -+\n"
+    found = re.search(rf"{headline}(.*?)^[-=_]{{3}}", output, re.DOTALL | re.MULTILINE)
     assert found, output
     return found[1]
 
 
-def run_snippet(snippet: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=120, check=False)
+def run_script(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_provider_that_rejects_everything_is_not_green(tmp_path: Path) -> None:
-    done = run_claims(tmp_path, stub(rejects="'not today'"))
+    done = run_claims(tmp_path, stub(rejects="'not today' if len(problem.caches) == 1 else 'nor two'"))
     assert done.returncode == 1, done.stdout
     assert "NOTHING EXERCISED" in done.stdout
-    assert "stub rejects every copy_blocks problem" in done.stdout
+    reasons = r"rejects every copy_blocks problem, (\d+) tried; (\d+) times: (.*); (\d+) times: (.*)"
+    said = re.search(reasons, done.stdout)
+    assert said, done.stdout
+    assert int(said[1]) == int(said[2]) + int(said[4])
+    assert {said[3], said[5]} == {"not today", "nor two"}
 
 
 def test_provider_without_an_op_is_not_green(tmp_path: Path) -> None:
