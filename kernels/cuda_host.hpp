@@ -26,6 +26,7 @@
 #undef __grid_constant__
 #undef __maxnreg__
 #undef __cluster_dims__
+#undef __block_size__
 #define __global__ __attribute__((noinline))
 #define __device__
 #define __host__
@@ -36,6 +37,7 @@
 #define __grid_constant__
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
+#define __block_size__(...)
 
 #undef assert
 #define assert(condition) \

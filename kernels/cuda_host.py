@@ -10,6 +10,18 @@ on. Blocks run one after another, so a kernel whose blocks wait for each other e
 of memory_trace.py a launch also reports races, reads of what nobody wrote, and its traffic; cuda_host_trace.hpp and
 cuda_host_traffic.hpp say what counts as a race and as a request.
 
+What is not seen:
+- An access before the start of a thread's own array, or past its end by a pointer that went through a call which g++
+  did not inline: both stay on that thread's stack. Indexing an array by its name is always checked.
+- g++ leaves out the check of a store, or of a second load, that follows a load of the same address in a basic block
+  (`x[i] += 1`). Outside a trace such a store to a read-only array is missed. In a trace such stores are found by the
+  bytes that they changed, and counted; one that writes what was there, and the second load, are not, so that the
+  traffic of a kernel that does either is counted too low.
+- Clusters, device-side launches, streams and textures are not there; `malloc` and `new` do not compile.
+
+A barrier waits for the threads of its block that have not exited, as since sm_70; what those that exited did before
+counts as done before it.
+
 On a GPU CuPy rounds a grid or block extent of 0 up to 1, and so does this.
 """
 
@@ -157,7 +169,7 @@ class RawModule:
             list(pool.map(self.get_function, self.name_expressions or ()))
 
     def _compile(self, name: str) -> "RawKernel":
-        source = expand(self.code, _file_name(self.code, self._search), self._search)
+        source = expand(self.code, _file_name(self.code, self._search), self._search, self._defines)
         expressions = self.name_expressions or ()
         if name not in expressions and not has_c_linkage(source.text, name):
             raise ValueError(
@@ -168,9 +180,15 @@ class RawModule:
             'extern "C" __attribute__((visibility("default"))) const cuda_host::Kernel cuda_host_kernel = '
             f'cuda_host::Describe<&{name}>::named("{text}");\n'
         )
-        library = cuda_host_build.build(source, entry, self._defines, [p for p in self._search if is_toolkit(p)])
+        toolkits = [path for path in self._search if is_toolkit(path)]
         function = name.split("<")[0].split("::")[-1].strip()
-        return RawKernel(name, library, parameter_names(source.text, function), SourceText(source.text))
+        names, text = parameter_names(source.text, function), SourceText(source.text)
+        library = cuda_host_build.build(source, entry, self._defines, toolkits)
+        try:
+            return RawKernel(name, library, names, text)
+        except OSError:  # built against libraries that this machine does not have, in a cache that it shares
+            cuda_host_build.discard(library)
+            return RawKernel(name, cuda_host_build.build(source, entry, self._defines, toolkits), names, text)
 
 
 class RawKernel:

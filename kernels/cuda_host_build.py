@@ -1,7 +1,8 @@
 """Compiles a CUDA C++ module for the host and keeps the result in a per-user cache.
 
 The cache is addressed by content: the expanded source, the host headers, the compiler and its flags. Files appear in
-it by rename, so any number of processes may build at once. PAGEBENCH_CACHE_DIR, XDG_CACHE_HOME, then ~/.cache say
+it by rename, so any number of processes may build at once, and end in a digest of what comes before it, so that one cut
+short by a full disk or a lost machine is built anew. PAGEBENCH_CACHE_DIR, XDG_CACHE_HOME, then ~/.cache say
 where; what nothing has used for 30 days is dropped.
 """
 
@@ -22,7 +23,13 @@ from pagebench.kernels.cuda_host_source import HostSource
 from pagebench.kernels.cuda_toolkit import include_dirs
 
 _HERE = Path(__file__).resolve().parent
-_LANGUAGE_HEADERS = ("cuda_host.hpp", "cuda_host_intrinsics.hpp", "cuda_host_math.hpp", "cuda_host_runtime.hpp")
+_LANGUAGE_HEADERS = (
+    "cuda_host.hpp",
+    "cuda_host_intrinsics.hpp",
+    "cuda_host_keywords.hpp",
+    "cuda_host_math.hpp",
+    "cuda_host_runtime.hpp",
+)
 _RUNTIME_SOURCES = (
     "cuda_host_runtime.cpp",
     "cuda_host_runtime.hpp",
@@ -56,9 +63,11 @@ _KERNEL_FLAGS = (
     "--param=asan-instrumentation-with-call-threshold=0",
     "--param=asan-stack=0",
     "--param=asan-globals=1",
-    "-fsanitize=alignment,bounds,integer-divide-by-zero,signed-integer-overflow",
+    "-fsanitize=alignment,bounds,object-size,integer-divide-by-zero,signed-integer-overflow,shift,float-cast-overflow",
     "-Werror=frame-larger-than=131072",  # a thread's stack is 256 KiB
 )
+
+_SIZES = "sizes"  # in a folder of the cache: the size of each file
 
 
 class CompilerMissing(RuntimeError):  # noqa: N818  # says what is missing, as HeadersMissing does
@@ -120,7 +129,8 @@ def _translation_unit(source: HostSource, entry: str) -> str:
     shared = "".join(f'{{"{name}", {first}, {last}}}, ' for name, first, last in dict.fromkeys(source.shared_lines))
     return f"""\
 #include "cuda_host.hpp"
-{system}namespace {{
+{system}#include "cuda_host_keywords.hpp"
+namespace {{
 {source.text}}}
 #line 1 "cuda_host entry"
 extern "C" {{
@@ -177,19 +187,54 @@ def _digest(*parts: str) -> str:
 
 def _cached(name: str, make: Callable[[Path], None]) -> Path:
     path = cache_dir() / name
-    if path.exists():
+    if _whole(path):
         os.utime(path)  # the time of last use
         return path
     _drop_unused()
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir()) as folder:
         target = Path(folder) / name
         make(target)
+        _seal(target)
+        if path.is_dir():
+            with contextlib.suppress(OSError):  # a folder is not replaced by a rename
+                path.rename(Path(folder) / "broken")
         try:
-            target.rename(path)
+            target.replace(path)
         except OSError:  # another process put the same folder there first
             if not path.exists():
                 raise
     return path
+
+
+def _seal(path: Path) -> None:
+    """Notes what belongs in `path`: a digest at the end of a file (nothing that reads it minds), sizes in a folder."""
+    if path.is_dir():
+        (path / _SIZES).write_text(_sizes(path))
+        return
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    with path.open("ab") as file:
+        file.write(digest)
+
+
+def _whole(path: Path) -> bool:
+    """Whether `path` is there as it was built."""
+    try:
+        if path.is_dir():
+            return (path / _SIZES).read_text() == _sizes(path)  # a digest of 40 MB would be paid at every module
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return len(content) > 32 and hashlib.sha256(memoryview(content)[:-32]).digest() == content[-32:]
+
+
+def _sizes(folder: Path) -> str:
+    files = sorted(path for path in folder.iterdir() if path.name != _SIZES)
+    return "".join(f"{path.name} {path.stat().st_size}\n" for path in files)
+
+
+def discard(module: Path) -> None:
+    """Takes a module that does not load out of the cache, so that it is built anew."""
+    module.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,12 @@ class BarrierDivergence(KernelFault):
 
 
 class UndefinedBehaviour(KernelFault):
-    """Integer arithmetic without a defined result: a signed overflow, a division by zero."""
+    """Arithmetic without a defined result.
+
+    A signed overflow, a division by zero, a shift by as many bits as there are, a number converted to an integer type
+    that has no room for it. PTX defines the last two (it clamps), C++ does not: the compiler may assume they never
+    happen. The intrinsics, such as __float2int_rn and __funnelshift_lc, are defined.
+    """
 
 
 class KernelTimeout(KernelFault):

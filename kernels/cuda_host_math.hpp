@@ -76,10 +76,11 @@ inline double __longlong_as_double(long long x) { return cuda_host::from_bits<do
 
 namespace cuda_host {
 
-// cvt of PTX: saturates, and NaN becomes 0.
-template <class T>
-inline T to_integer(double x) {
-  if (x != x) return 0;
+// cvt of PTX: saturates. NaN becomes 0, but the number of only the highest bit where either side has 64 bits.
+template <class T, class From>
+inline T to_integer(From from, double (*round)(double)) {
+  const double x = round(double(from));
+  if (x != x) return sizeof(T) == 8 || sizeof(From) == 8 ? T(1) << (8 * sizeof(T) - 1) : 0;
   if (x <= double(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
   if (x >= double(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
   return T(x);
@@ -87,14 +88,28 @@ inline T to_integer(double x) {
 
 }  // namespace cuda_host
 
-inline int __float2int_rn(float x) { return cuda_host::to_integer<int>(nearbyint(x)); }
-inline int __float2int_rz(float x) { return cuda_host::to_integer<int>(trunc(x)); }
-inline int __float2int_rd(float x) { return cuda_host::to_integer<int>(floor(x)); }
-inline int __float2int_ru(float x) { return cuda_host::to_integer<int>(ceil(x)); }
-inline unsigned __float2uint_rn(float x) { return cuda_host::to_integer<unsigned>(nearbyint(x)); }
-inline unsigned __float2uint_rz(float x) { return cuda_host::to_integer<unsigned>(trunc(x)); }
+#define CUDA_HOST_TO_INTEGER(FROM, T, NAME)                                                            \
+  inline T NAME##_rn(FROM x) { return cuda_host::to_integer<T>(x, nearbyint); }                        \
+  inline T NAME##_rz(FROM x) { return cuda_host::to_integer<T>(x, trunc); }                            \
+  inline T NAME##_rd(FROM x) { return cuda_host::to_integer<T>(x, floor); }                            \
+  inline T NAME##_ru(FROM x) { return cuda_host::to_integer<T>(x, ceil); }
+CUDA_HOST_TO_INTEGER(float, int, __float2int)
+CUDA_HOST_TO_INTEGER(float, unsigned, __float2uint)
+CUDA_HOST_TO_INTEGER(float, long long, __float2ll)
+CUDA_HOST_TO_INTEGER(float, unsigned long long, __float2ull)
+CUDA_HOST_TO_INTEGER(double, int, __double2int)
+CUDA_HOST_TO_INTEGER(double, unsigned, __double2uint)
+CUDA_HOST_TO_INTEGER(double, long long, __double2ll)
+CUDA_HOST_TO_INTEGER(double, unsigned long long, __double2ull)
+#undef CUDA_HOST_TO_INTEGER
 inline float __int2float_rn(int x) { return float(x); }
 inline float __uint2float_rn(unsigned x) { return float(x); }
+inline float __ll2float_rn(long long x) { return float(x); }
+inline float __ull2float_rn(unsigned long long x) { return float(x); }
+inline double __int2double_rn(int x) { return double(x); }
+inline double __uint2double_rn(unsigned x) { return double(x); }
+inline double __ll2double_rn(long long x) { return double(x); }
+inline double __ull2double_rn(unsigned long long x) { return double(x); }
 inline float __double2float_rn(double x) { return float(x); }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -124,6 +139,12 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return unsigned((uint64_t(high) << 32 | low) >> (shift & 31));
+}
+inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
+  return shift >= 32 ? low : __funnelshift_l(low, high, shift);
+}
+inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift) {
+  return shift >= 32 ? high : __funnelshift_r(low, high, shift);
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 inline int __mulhi(int a, int b) { return int(int64_t(a) * b >> 32); }

@@ -71,6 +71,14 @@ struct OverflowData {
   SourceLocation location;
   const TypeDescriptor* type;
 };
+struct ShiftData {
+  SourceLocation location;
+  const TypeDescriptor *value, *amount;
+};
+struct FloatCastData {
+  SourceLocation location;
+  const TypeDescriptor *from, *to;
+};
 struct IndexData {
   SourceLocation location;
   const TypeDescriptor *array, *index;
@@ -85,6 +93,13 @@ void __ubsan_handle_type_mismatch_v1(TypeMismatchData* data, uintptr_t p) {
   using namespace cuda_host;
   if (stack_bytes == UINTPTR_MAX) return;
   const bool store = data->check_kind == 1;
+  if (data->log_alignment == 0) {  // -fsanitize=object-size: the pointer left the variable that it was made from
+    if (p >= memory.module_lo && p < memory.module_hi) return;  // the check of the access itself follows
+    locate(data->location);
+    snprintf(fault.message, sizeof fault.message, "outside the variable that the pointer was made from, accessed as %s",
+             data->type->name);
+    fail(kMemory, p, 0, store ? kStore : kLoad, nullptr);
+  }
   locate(data->location);
   set_text(fault.message, sizeof fault.message, data->type->name);
   fault.index = 1ll << data->log_alignment;
@@ -104,13 +119,14 @@ void __ubsan_handle_out_of_bounds(IndexData* data, uintptr_t value) {
   abandon();
 }
 
-static void undefined(const OverflowData* data, const char* what) {
+static void undefined_at(const SourceLocation& location, const char* what, const TypeDescriptor* type) {
   using namespace cuda_host;
-  locate(data->location);
-  snprintf(fault.message, sizeof fault.message, "%s of type %s", what, data->type->name);
+  locate(location);
+  snprintf(fault.message, sizeof fault.message, "%s of type %s", what, type->name);
   fault.kind = kUndefined;
   abandon();
 }
+static void undefined(const OverflowData* data, const char* what) { undefined_at(data->location, what, data->type); }
 void __ubsan_handle_divrem_overflow(OverflowData* data, uintptr_t, uintptr_t divisor) {
   undefined(data, divisor == 0 ? "integer division by zero" : "signed overflow in a division");
 }
@@ -118,5 +134,13 @@ void __ubsan_handle_add_overflow(OverflowData* data, uintptr_t, uintptr_t) { und
 void __ubsan_handle_sub_overflow(OverflowData* data, uintptr_t, uintptr_t) { undefined(data, "signed overflow in -"); }
 void __ubsan_handle_mul_overflow(OverflowData* data, uintptr_t, uintptr_t) { undefined(data, "signed overflow in *"); }
 void __ubsan_handle_negate_overflow(OverflowData* data, uintptr_t) { undefined(data, "signed overflow in negation"); }
+void __ubsan_handle_shift_out_of_bounds(ShiftData* data, uintptr_t, uintptr_t) {
+  undefined_at(data->location, "shift by an amount that is negative or not less than the width,", data->value);
+}
+void __ubsan_handle_float_cast_overflow(FloatCastData* data, uintptr_t) {
+  char what[160];
+  snprintf(what, sizeof what, "NaN or a number out of range converted from %s to an integer", data->from->name);
+  undefined_at(data->location, what, data->to);
+}
 
 }  // extern "C"

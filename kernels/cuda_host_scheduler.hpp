@@ -224,17 +224,25 @@ static void report_divergence() {
   memcpy(fault.block, block_index, sizeof block_index);
 }
 
+// Every thread that has not exited waits: since sm_70 a barrier waits for these alone (CUDA's programming guide). They
+// must be at the same one; the exited do not vote.
 static void release_barrier() {
-  int count = 0;
+  const Thread* first = nullptr;
+  int count = 0, waiting = 0;
   for (int i = 0; i < num_threads; ++i) {
-    if (!together(threads[i], threads[0])) return report_divergence();
-    count += threads[i].predicate != 0;
+    const Thread& t = threads[i];
+    if (t.state == kExited) continue;
+    if (first == nullptr) first = &t;
+    if (!together(t, *first)) return report_divergence();
+    count += t.predicate != 0;
+    ++waiting;
   }
-  const BarrierKind kind = threads[0].barrier_kind;
-  barrier_result = kind == kAnd ? count == num_threads : kind == kOr ? count > 0 : count;
+  const BarrierKind kind = first->barrier_kind;
+  barrier_result = kind == kAnd ? count == waiting : kind == kOr ? count > 0 : count;
   num_at_barrier = 0;
   if (recording) recorder.barrier((num_threads + 31) / 32);
-  for (int i = 0; i < num_threads; ++i) threads[i].state = kReady;
+  for (int i = 0; i < num_threads; ++i)
+    if (threads[i].state == kAtBarrier) threads[i].state = kReady;
 }
 
 static void start_block(uint64_t number) {
@@ -264,7 +272,7 @@ static void run_block(uint64_t number) {
       progress |= run_warp(32 * (launch->descending ? num_warps - 1 - w : w));
       if (fault.kind != kNone) return;
     }
-    if (num_at_barrier == num_threads) release_barrier();
+    if (num_at_barrier > 0 && num_at_barrier + num_exited == num_threads) release_barrier();
     else if (!progress) report_divergence();
     if (fault.kind != kNone) return;
   }

@@ -3,6 +3,9 @@
 The text is wrapped in an unnamed namespace, because g++ puts a guard zone around a `__shared__` array (a static
 variable here) only where it has internal linkage, and in a template it has it only there.
 
+A header may be named by a macro, and `__has_include` asks whether the module's own folders hold one. Which branch of an
+`#if` is taken only g++ knows, so a macro that has several values when it names a header is refused.
+
 g++ does not report accesses that it knows to lie inside a static variable, as those at constant indices. So `__shared__
 float tile[64];` becomes a variable of another name and a reference to it, `tile`, whose address g++ does not know.
 """
@@ -14,6 +17,10 @@ from pathlib import Path
 
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"].*$')
+_MACRO_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]+([A-Za-z_]\w*)[ \t]*$")
+_HAS_INCLUDE = re.compile(r'\b__has_include\s*\(\s*(?:([<"])([^>"]+)[>"]|([A-Za-z_]\w*))\s*\)')
+# #define NAME <header>, or "header", or the name of another such macro
+_DEFINE = re.compile(r'^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)[ \t]+(<[^>]+>|"[^"]+"|[A-Za-z_]\w*)[ \t]*$')
 _PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b")
 _ALIGN = r"__align__\s*\([^()]*\)"
 # [alignas(16)] extern __shared__ [__align__(16)] float4 name[];
@@ -31,11 +38,19 @@ class HostSource:
     text: str
     system: list[str] = field(default_factory=list)
     shared_lines: list[tuple[str, int, int]] = field(default_factory=list)  # (file, first line, last line)
+    macros: dict[str, set[str]] = field(default_factory=dict)  # what the macros that may name a header stand for
 
 
-def expand(code: str, name: str, include_dirs: Sequence[Path]) -> HostSource:
-    """The module `code` (called `name` in messages) with every header found in `include_dirs` put in its place."""
+def expand(code: str, name: str, include_dirs: Sequence[Path], defines: Sequence[str] = ()) -> HostSource:
+    """The module `code` (called `name` in messages) with every header found in `include_dirs` put in its place.
+
+    defines: the compiler's options -DNAME=VALUE. Raises ValueError for an `#include` of a macro of several values.
+    """
     source = HostSource("")
+    for option in defines:
+        macro, equals, value = option.removeprefix("-D").partition("=")
+        if option.startswith("-D") and equals:
+            source.macros[macro] = {value}
     lines: list[str] = []
     _expand_file(code, name, include_dirs, (), source, lines)
     source.text = "\n".join(lines) + "\n"
@@ -54,20 +69,66 @@ def _expand_file(
         out += [f"#ifndef {guard}", f"#define {guard}"]
     out.append(f'#line 1 "{name}"')
     for number, (line, bare) in enumerate(zip(code.split("\n"), plain.split("\n"), strict=True), start=1):
-        include = _INCLUDE.match(line) if "#" in bare else None
-        if include is None:
-            out.append("" if _PRAGMA_ONCE.match(bare) else line)
+        if "#" not in bare:
+            out.append(line)
             continue
-        folders = [*(s.parent for s in stack[-1:] if include[1] == '"'), *dirs]
-        path = _find(include[2], folders)
+        _note_macro(line, source)
+        header = _included(line, bare, f"{name}:{number}", source)
+        if header is None:
+            folders = [*(s.parent for s in stack[-1:]), *dirs]
+            out.append("" if _PRAGMA_ONCE.match(bare) else _answer_has_include(line, folders, source))
+            continue
+        path = _find(header[1:-1], [*(s.parent for s in stack[-1:] if header[0] == '"'), *dirs])
         if path is None:
-            source.system.append(include[2])
+            source.system.append(header[1:-1])
             out.append("")
         elif path not in stack:
             _expand_file(path.read_text(), path.name, dirs, (*stack, path), source, out)
             out.append(f'#line {number + 1} "{name}"')
     if once:
         out.append("#endif")
+
+
+def _note_macro(line: str, source: HostSource) -> None:
+    define = _DEFINE.match(without_comments(line, strings=False))
+    if define is not None:
+        source.macros.setdefault(define[1], set()).add(define[2])
+
+
+def _included(line: str, bare: str, where: str, source: HostSource) -> str | None:
+    """`"header"` or `<header>` of an #include; None where the line is none, or names nothing known here."""
+    include = _INCLUDE.match(line)
+    if include is not None:
+        return include[1] + include[2] + {"<": ">", '"': '"'}[include[1]]
+    named = _MACRO_INCLUDE.match(bare)
+    if named is None:
+        return None
+    values = _headers_named(named[1], source)
+    if len(values) > 1:
+        raise ValueError(
+            f"code must include a header by its name, or by a macro of one value: {where}: {named[1]} is "
+            + " or ".join(sorted(values))
+        )
+    return values.pop() if values else None  # none is g++'s to refuse, where the line is reached at all
+
+
+def _headers_named(macro: str, source: HostSource, depth: int = 8) -> set[str]:
+    """The headers that `macro` may stand for, through other macros too."""
+    values = source.macros.get(macro, set()) if depth else set[str]()
+    found: set[str] = set()
+    for value in values:
+        found |= {value} if value[0] in '<"' else _headers_named(value, source, depth - 1)
+    return found
+
+
+def _answer_has_include(line: str, folders: Sequence[Path], source: HostSource) -> str:
+    """The line with 1 for `__has_include` of a header of ours, which g++ would not find; any other is left to g++."""
+
+    def answer(match: re.Match[str]) -> str:
+        headers = {match[2]} if match[2] else {header[1:-1] for header in _headers_named(match[3], source)}
+        return "1" if headers and all(_find(header, folders) for header in headers) else match[0]
+
+    return _HAS_INCLUDE.sub(answer, line)
 
 
 def _find(header: str, folders: Iterable[Path]) -> Path | None:
@@ -149,12 +210,12 @@ def _declared_names(plain: str, start: int, end: int) -> list[tuple[str, int]] |
     return names or None
 
 
-def without_comments(code: str) -> str:
-    """`code` with comments and the contents of strings blanked, every line and column kept (`extern "C"` too)."""
+def without_comments(code: str, *, strings: bool = True) -> str:
+    """`code` with comments and the contents of `strings` blanked, every line and column kept (`extern "C"` too)."""
 
     def blank(match: re.Match[str]) -> str:
         text = match[0]
-        if text == '"C"':
+        if text == '"C"' or (text[0] in "\"'" and not strings):
             return text
         return re.sub(r"[^\n]", " ", text)
 

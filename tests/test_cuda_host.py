@@ -1,5 +1,6 @@
 """CUDA C++ on the host computes what a GPU would, behind CuPy's call interface."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ BASICS = (
     "block_votes",
     "module_state",
     "intrinsics",
+    "saturating",
+    "keywords",
 )
 
 
@@ -187,6 +190,25 @@ def test_integer_and_conversion_intrinsics(basics: RawModule) -> None:
     ]
 
 
+def test_intrinsics_saturate_as_ptx_says(basics: RawModule) -> None:
+    out = np.zeros(17, np.int64)
+    basics.get_function("saturating")((1,), (1,), (np.float32(np.nan), np.float32(1e20), out))
+    lowest, highest = -(2**63), 2**63 - 1
+    assert out.tolist() == [
+        *(0, 2**31 - 1, -(2**31), 0),
+        *(lowest, highest, -(2**31), -3),  # NaN to or from 64 bits: the highest bit only
+        *(-2, -3, 0),
+        *(-1, 0, 2),  # all 64 bits
+        *(1, 2, 2 << 31 & 0xFFFFFFFF | 1 << 31 >> 32),
+    ]
+
+
+def test_words_of_the_language(basics: RawModule) -> None:
+    out = np.zeros(4, np.int32)
+    basics.get_function("keywords")((1,), (4,), (np.int32(5), out))
+    assert out.tolist() == [20] * 4
+
+
 def test_a_missing_barrier_shows_in_reverse_order(basics: RawModule) -> None:
     x, out = np.arange(1, 65, dtype=np.int32), np.zeros(64, np.int32)
     kernel = basics.get_function("shift_racing")
@@ -286,6 +308,58 @@ def test_included_headers_are_part_of_the_source(tmp_path: Path) -> None:
     assert set(source.system) == {"cstdint"}
     assert '#line 2 "main.cu"' in source.text
     assert "#pragma" not in source.text
+
+
+def test_headers_named_by_macros(tmp_path: Path) -> None:
+    (tmp_path / "tile.cuh").write_text("constexpr int tile = 3;\n")
+    code = """#define HEADER "tile.cuh"
+    #define ALIAS HEADER  // another name
+    #include ALIAS
+    #if __has_include("tile.cuh") && __has_include(HEADER) && __has_include(<cstdint>) && !__has_include("none.cuh")
+    #define FOUND 4
+    #endif
+    #if 0
+    #include NOWHERE
+    #endif
+    extern "C" __global__ void k(int* out) { out[0] = tile + FOUND; }"""
+    out = np.zeros(1, np.int32)
+    RawModule(code=code, options=(f"-I{tmp_path}",)).get_function("k")((1,), (1,), (out,))
+    assert out[0] == 7
+    source = expand("#include NAME\n", "main.cu", [tmp_path], ['-DNAME="tile.cuh"'])
+    assert "constexpr int tile" in source.text
+    two = '#define NAME "tile.cuh"\n#define NAME <other.cuh>\n#include NAME\n'
+    with pytest.raises(ValueError, match=r'main\.cu:3: NAME is "tile\.cuh" or <other\.cuh>'):
+        expand(two, "main.cu", [tmp_path])
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "not for this machine"])
+def test_a_broken_module_in_the_cache_is_built_anew(damage: str) -> None:
+    code = f'extern "C" __global__ void k(int* out) {{ out[0] = 5; }}  // {damage} {os.getpid()}'
+    library = RawModule(code=code).get_function("k")._path
+    whole = library.read_bytes()
+    middle = len(whole) // 2
+    library.unlink()  # what is loaded stays as it is
+    broken = {"cut": whole[:middle], "changed": whole[:middle] + b"?" + whole[middle + 1 :], "empty": b""}
+    library.write_bytes(broken.get(damage, b"not a library"))
+    if damage == "not for this machine":
+        cuda_host_build._seal(library)
+    out = np.zeros(1, np.int32)
+    RawModule(code=code).get_function("k")((1,), (1,), (out,))
+    assert out[0] == 5
+    assert cuda_host_build._whole(library)
+    library.unlink()
+
+
+def test_a_broken_folder_in_the_cache_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEBENCH_CACHE_DIR", str(tmp_path))
+
+    def make(target: Path) -> None:
+        target.mkdir()
+        (target / "part").write_text("whole")
+
+    path = cuda_host_build._cached("folder", make)
+    (path / "part").write_text("who")
+    assert (cuda_host_build._cached("folder", make) / "part").read_text() == "whole"
 
 
 def test_parameter_names_through_attributes_and_defaults() -> None:

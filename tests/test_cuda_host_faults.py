@@ -108,6 +108,10 @@ def test_out_of_bounds(faults: RawModule, kind: str, i: int, access: str, buffer
         ("kMatrixRow", (0, 60)),
         ("kDivision", (1,)),
         ("kOverflow", (2**31 - 5,)),
+        ("kShift", (0, 31)),
+        ("kToInteger", (-(2**21), 2**21 - 1)),
+        ("kLaunderedLoad", (0, 3)),
+        ("kLaunderedStore", (0, 3)),
         ("kAssert", (0,)),
     ],
 )
@@ -136,6 +140,11 @@ def test_misaligned_vectors(faults: RawModule, kind: str, i: int) -> None:
     [
         ("kDivision", 0, 4, UndefinedBehaviour, "integer division by zero of type 'int'"),
         ("kOverflow", 2**31 - 4, 4, UndefinedBehaviour, "signed overflow in \\+ of type 'int'"),
+        ("kShift", 32, 4, UndefinedBehaviour, r"negative or not less than the width, of type 'int', .*faults\.cu:\d+$"),
+        ("kShift", -1, 4, UndefinedBehaviour, "negative or not less than the width, of type 'int'"),
+        ("kToInteger", 2**21, 4, UndefinedBehaviour, r"converted from 'float' to .* 'int', .*faults\.cu:\d+$"),
+        ("kLaunderedLoad", 4, 4, MemoryFault, r"load.*outside the variable.*, at faults\.cu:\d+$"),
+        ("kLaunderedStore", 5, 4, MemoryFault, "store.*outside the variable"),
         ("kAssert", 1, 4, KernelAborted, "assertion failed: i == 0"),
         ("kTrap", 0, 4, KernelAborted, "__trap"),
         ("kRecursion", 0, 10**6, KernelAborted, "stack overflow"),
@@ -184,9 +193,11 @@ def test_a_stack_frame_larger_than_a_threads_stack_does_not_compile() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("kEarlyExit", "threads 0-39 wait at __syncthreads, line .*; threads 40-40 exited; threads 41-63 wait"),
+        (
+            "kExitAndBranches",
+            "threads 0-31 wait at __syncthreads, .*; threads 32-39 wait .*; threads 40-40 exited; threads 41-63 wait",
+        ),
         ("kBranches", "threads 0-31 wait at __syncthreads, line .*; threads 32-63 wait at __syncthreads"),
-        ("kOnlyHalf", "threads 0-31 wait at __syncthreads, line .*; threads 32-63 exited"),
         ("kOtherBarrier", "wait at __syncthreads_or.*wait at __syncthreads,"),
         ("kMissingLane", "threads 0-2 wait in __shfl_sync with mask 0xffffffff, .*; threads 3-3 wait at __syncthreads"),
         ("kOutsideMask", "mask 0x0000ffff, which does not name the calling lane 16"),
@@ -198,3 +209,27 @@ def test_barrier_divergence(faults: RawModule, kind: str, message: str) -> None:
         kernel((1,), (64,), (out, np.int32(DIVERGENCES.index(kind))))
     kernel((1,), (64,), (out, np.int32(DIVERGENCES.index("kNoFault"))))
     np.testing.assert_array_equal(out, np.arange(64))
+
+
+@pytest.mark.parametrize(("kind", "exited"), [("kEarlyExit", [40]), ("kOnlyHalf", [])])
+def test_a_barrier_waits_for_no_thread_that_has_exited(faults: RawModule, kind: str, exited: list[int]) -> None:
+    out = np.full(64, -1, np.int32)
+    faults.get_function("divergent")((1,), (64,), (out, np.int32(DIVERGENCES.index(kind))))
+    np.testing.assert_array_equal(out, [-1 if t in exited else t for t in range(64)])
+
+
+def test_exited_threads_do_not_vote() -> None:
+    code = """extern "C" __global__ void k(int* out) {
+      if (threadIdx.x >= 40) return;
+      out[threadIdx.x] = __syncthreads_count(1) + 100 * __syncthreads_and(1) + 1000 * __syncthreads_or(0);
+    }"""
+    out = np.zeros(64, np.int32)
+    RawModule(code=code).get_function("k")((1,), (64,), (out,))
+    assert out.tolist() == [140] * 40 + [0] * 24
+
+
+@pytest.mark.parametrize("expression", ["static_cast<int*>(malloc(n))", "new int[n]", "new int(n)"])
+def test_a_kernel_has_no_heap(expression: str) -> None:
+    code = f'extern "C" __global__ void k(int** out, int n) {{ out[0] = {expression}; }}'
+    with pytest.raises(CompileError, match="device-side malloc and new are not supported on the host"):
+        RawModule(code=code).get_function("k")

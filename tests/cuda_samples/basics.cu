@@ -142,3 +142,22 @@ __global__ void intrinsics(unsigned x, unsigned y, float f, long long* out) {
   out[7] = __float2int_rn(f), out[8] = __float2int_rz(1e20f), out[9] = __float_as_uint(f), out[10] = min(3, 5u);
   out[11] = __dp4a(int(x), int(y), 7), out[12] = __half_as_ushort(__hfma(__float2half(f), __float2half(3.0f), __float2half(1e-3f)));
 }
+
+// Conversions of numbers that an integer type has no room for, and shifts by 32: PTX saturates.
+__global__ void saturating(float nan, float big, long long* out) {
+  out[0] = __float2int_rn(nan), out[1] = __float2int_rz(big), out[2] = __float2int_rd(-big), out[3] = __float2uint_ru(-big);
+  out[4] = __float2ll_rn(nan), out[5] = __float2ll_rz(big), out[6] = __double2int_rn(nan), out[7] = __double2ll_rd(-2.5);
+  out[8] = __float2int_ru(-2.5f), out[9] = __float2int_rd(-2.5f), out[10] = __float2uint_rz(nan);
+  out[11] = __float2ull_rz(big), out[12] = int(__float2half(nan)), out[13] = __half2int_rn(__float2half(2.5f));
+  out[14] = __funnelshift_lc(1u, 2u, 40), out[15] = __funnelshift_rc(1u, 2u, 40), out[16] = __funnelshift_lc(1u, 2u, 31);
+}
+
+// Words that nvcc and NVRTC know.
+__device__ __noinline__ int twice(int x) { return 2 * x; }
+__device__ __forceinline__ int thrice(const int* __restrict__ x) { return 3 * *x; }
+__device__ __inline_hint__ int negated(int x) { return -x; }
+__global__ void __maxnreg__(64) keywords(const __grid_constant__ int n, int* __restrict__ out) {
+  __builtin_assume(n > 0);
+#pragma unroll
+  for (int i = 0; i < 1; ++i) out[threadIdx.x] = twice(n) + thrice(&n) + negated(n);
+}

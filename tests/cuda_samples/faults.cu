@@ -4,7 +4,8 @@
 enum Fault {
   kLoad, kStore, kAtomic, kSharedLoad, kSharedStore, kDynamicLoad, kDynamicStore, kMisalignedLoad, kMisalignedStore,
   kLocalArray, kMemcpyFrom, kMemcpyTo, kDivision, kOverflow, kAssert, kTrap, kTable, kDeviceStore, kConstantStore,
-  kEndless, kRecursion, kVectorLoad, kNullStore, kWrapperShared, kCopyAsync, kMatrixRow,
+  kEndless, kRecursion, kVectorLoad, kNullStore, kWrapperShared, kCopyAsync, kMatrixRow, kShift, kToInteger,
+  kLaunderedLoad, kLaunderedStore,
 };
 
 __device__ float device_values[4];
@@ -46,6 +47,15 @@ __global__ void faulty(float* data, float* const* table, long long i, int count,
     local[i] = data[0];
     sum += local[count % 4];
   }
+  if (kind == kLaunderedLoad || kind == kLaunderedStore) {
+    float local[4] = {1, 2, 3, data[0]};
+    float* p = local;
+    p += i;
+    if (kind == kLaunderedLoad) sum = *p;
+    if (kind == kLaunderedStore) *p = data[0], sum = local[count % 4];
+  }
+  if (kind == kShift) sum = 1 << i;
+  if (kind == kToInteger) sum = int(1024.0f * i);
   if (kind == kMemcpyFrom) memcpy(tile, data + i, count);
   if (kind == kMemcpyTo) memcpy(data + i, tile, count);
   if (kind == kDivision) sum = 7 / int(i);
@@ -73,7 +83,7 @@ __global__ void foreign_stack(float* data) {
   __syncthreads();
 }
 
-enum Divergence { kEarlyExit, kBranches, kOnlyHalf, kOtherBarrier, kMissingLane, kOutsideMask, kNoFault };
+enum Divergence { kBranches, kOtherBarrier, kMissingLane, kOutsideMask, kExitAndBranches, kEarlyExit, kOnlyHalf, kNoFault };
 
 __global__ void divergent(int* out, int kind) {
   const int t = threadIdx.x;
@@ -81,7 +91,8 @@ __global__ void divergent(int* out, int kind) {
     if (t == 40) return;
     __syncthreads();
   }
-  if (kind == kBranches) {
+  if (kind == kExitAndBranches && t == 40) return;
+  if (kind == kBranches || kind == kExitAndBranches) {
     if (t < 32) {
       __syncthreads();
     } else {
