@@ -117,6 +117,13 @@ def figures(session: nox.Session) -> None:
 
 
 @nox.session
+def bounds(session: nox.Session) -> None:
+    """How near results come to the error bounds: -- [--provider NAME] [--problems N]; goes on where it stopped."""
+    install(session, *TESTING, *CUDA_WITHOUT_GPU)
+    python(session, "-m", "bench.bounds", *session.posargs)
+
+
+@nox.session
 def oracles(session: nox.Session) -> None:
     """Check the reference decoders against other people's (a gigabyte of packages)."""
     install(session, *TESTING, *ORACLES)
