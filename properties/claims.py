@@ -29,11 +29,14 @@ def claim(op: str, *, examples: int) -> Callable[[Test], Test]:
     return decorate
 
 
-def fixed(op: str) -> Callable[[Test], Test]:
-    """Mark test(subject) as a claim about `op` on problems that are the same every time."""
+def fixed(*ops: str) -> Callable[[Test], Test]:
+    """Mark test(subject) as a claim about `ops` on problems that are the same every time, or of the test's own making.
+
+    Skipped for a provider that has none of them.
+    """
 
     def decorate(test: Any) -> Test:
-        test.pagebench_op = op
+        test.pagebench_op = ops[0] if len(ops) == 1 else ops
         return test  # type: ignore[no-any-return]  # a function with attributes
 
     return decorate

@@ -20,9 +20,10 @@ from hypothesis.stateful import (
 )
 
 from pagebench.properties.kv_blocks_model import Content, Contents
-from pagebench.properties.kv_blocks_store import MakeStore
+from pagebench.properties.kv_blocks_store import MakeStore, Reading
 from pagebench.reference.kv_blocks import paged_waste
 from pagebench.reference.kv_blocks_paged import PagedAllocator
+from pagebench.reference.kv_blocks_pairs import Pairs, merge_copies
 from pagebench.reference.kv_blocks_pool import BlockPool, OutOfBlocksError
 
 MakeAllocator = Callable[..., PagedAllocator]
@@ -48,6 +49,8 @@ def some(on_host: bool | None = None) -> Callable[..., Any]:
 class KVBlocksMachine(RuleBasedStateMachine):
     """`make_allocator` takes PagedAllocator's arguments; `make_store(num_blocks, num_host_blocks, block_size)`."""
 
+    stretch = 1  # prompts are so many times as long: larger blocks must fill too
+
     def __init__(self, make_allocator: MakeAllocator, make_store: MakeStore) -> None:
         super().__init__()
         self.make_allocator = make_allocator
@@ -63,6 +66,12 @@ class KVBlocksMachine(RuleBasedStateMachine):
     def start(
         self, block_size: int, num_blocks: int, num_host_blocks: int, null_block: bool, prefix_caching: bool
     ) -> None:
+        self.begin(block_size, num_blocks, num_host_blocks, null_block, prefix_caching)
+
+    def begin(
+        self, block_size: int, num_blocks: int, num_host_blocks: int, null_block: bool, prefix_caching: bool
+    ) -> None:
+        """Make an allocator and the memory it governs, both empty."""
         self.block_size = block_size
         self.caching = prefix_caching
         self.allocator = self.make_allocator(
@@ -74,6 +83,7 @@ class KVBlocksMachine(RuleBasedStateMachine):
         )
         self.store = self.make_store(num_blocks, num_host_blocks, block_size)
         self.contents = Contents()
+        self.ended: list[Content] = []  # the sequences freed last: their blocks may still be cached
 
     # -- what the steps share
 
@@ -163,13 +173,15 @@ class KVBlocksMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, extras=EXTRAS, placed=PLACED, known=st.sampled_from([True, True, True, False]))
     def create(self, tokens: list[int], extras: Any, placed: dict[int, Any], known: bool) -> None:
+        tokens = tokens * self.stretch
         self.created(self.contents.start(tokens, extras, _within(placed, tokens), known), known)
 
-    @some()
+    @precondition(lambda self: self.contents.sequences or self.ended)
     @rule(pick=PICK, cut=st.integers(0, 6), more=st.lists(st.integers(0, 1), max_size=4))
     def create_like(self, pick: int, cut: int, more: list[int]) -> None:
-        """A prompt that begins as a sequence there is."""
-        source = self.contents.sequences[self.pick(pick)]
+        """A prompt that begins as a sequence that there is, or was."""
+        known = [*self.contents.sequences.values(), *self.ended]
+        source = known[pick % len(known)]
         tokens = source.tokens[: max(0, len(source.tokens) - cut)] + more
         self.created(self.contents.start(tokens, source.extras, _within(source.placed, tokens), True), True)
 
@@ -194,22 +206,50 @@ class KVBlocksMachine(RuleBasedStateMachine):
             if not self.append_one(seq_id, token, known):
                 return
 
+    @some(on_host=False)
+    @rule(picks=PICKS, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    def decode(self, picks: list[int] | None, tokens: list[int]) -> None:
+        """A step of an engine: a token for each of several sequences, all copies in one call, then all writes."""
+        copies: list[tuple[int, int]] = []
+        grown: dict[int, int] = {}  # seq_id: where its new token is
+        for i, seq_id in enumerate(self.pick_group(picks, on_host=False)):
+            position = self.allocator.length(seq_id)
+            pairs = self.grow(seq_id, tokens[i % len(tokens)], True)
+            if pairs is None:
+                break
+            copies += pairs
+            grown[seq_id] = position
+        if copies:
+            self.store.copy([(int(source), int(target)) for source, target in merge_copies(copies)])
+        if grown:
+            slots = [self.allocator.slot(seq_id, position) for seq_id, position in grown.items()]
+            self.store.write(slots, [self.contents.sequences[seq_id].values[-1] for seq_id in grown])
+
     def append_one(self, seq_id: int, token: int, known: bool) -> bool:
+        """Append a token, copy what must be copied first, write it; False if memory is out."""
+        position = self.allocator.length(seq_id)
+        pairs = self.grow(seq_id, token, known)
+        if pairs is None:
+            return False
+        if pairs:
+            self.store.copy(pairs)
+        self.write(seq_id, position)
+        return True
+
+    def grow(self, seq_id: int, token: int, known: bool) -> Pairs | None:
+        """Make room for a token; the copies to run before it is written, None if memory is out."""
         table = self.allocator.block_table(seq_id)
         position = self.allocator.length(seq_id)
         full = position % self.block_size == 0
         copies = not full and self.pool.references(table[-1]) > 1
         fails = (full or copies) and self.pool.num_available == 0
-        pairs = self.attempt(lambda: self.allocator.append(seq_id, token if known else None), fails)
+        pairs: Pairs | None = self.attempt(lambda: self.allocator.append(seq_id, token if known else None), fails)
         if pairs is None:
-            return False
+            return None
         assert len(pairs) == copies, f"{len(pairs)} blocks to copy, expected {int(copies)}"
         assert not copies or pairs[0][0] == table[-1], "copies another block than the one written to"
-        if pairs:
-            self.store.copy(pairs)
         self.contents.extend(self.contents.sequences[seq_id], token, known)
-        self.write(seq_id, position)
-        return True
+        return pairs
 
     @some()
     @rule(pick=PICK, times=st.integers(1, 3))
@@ -240,7 +280,7 @@ class KVBlocksMachine(RuleBasedStateMachine):
     def free(self, pick: int) -> None:
         seq_id = self.pick(pick)
         self.allocator.free(seq_id)
-        del self.contents.sequences[seq_id]
+        self.ended = [*self.ended[-2:], self.contents.sequences.pop(seq_id)]
         self.rejected(lambda: self.allocator.free(seq_id))
 
     @precondition(lambda self: self.pool.null_block is not None)
@@ -334,10 +374,17 @@ class KVBlocksMachine(RuleBasedStateMachine):
 
     @invariant()
     def contents_read_back(self) -> None:
-        for seq_id, content in self.contents.sequences.items():
-            table = self.allocator.block_table(seq_id)
-            start = content.dropped
-            self.store.expect(table, start, content.values[start:], on_host=content.on_host)
+        self.store.expect(
+            [
+                Reading(
+                    self.allocator.block_table(seq_id),
+                    content.dropped,
+                    tuple(content.values[content.dropped :]),
+                    content.on_host,
+                )
+                for seq_id, content in self.contents.sequences.items()
+            ]
+        )
 
     @invariant()
     def waste_is_exact(self) -> None:

@@ -1,13 +1,24 @@
 """Where the state machine keeps what its tables point to.
 
-A `Store` is memory that is written, copied, swapped and read as the allocator says. `ListStore` is plain lists; a store
-that runs a provider's write_kv, copy_blocks and swap_blocks over real caches has the same four methods.
+A `Store` is memory that is written, copied, swapped and read as the allocator says. `ListStore` is plain lists; the one
+of `kv_blocks_kernels` runs a provider's write_kv, copy_blocks, swap_blocks and gather_kv over real caches.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Direction = Literal["out", "in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A sequence's table, and the `values` that it must read from position `start` on, on the host or the device."""
+
+    table: tuple[int, ...]
+    start: int
+    values: tuple[int, ...]
+    on_host: bool
 
 
 class Store(Protocol):
@@ -22,8 +33,8 @@ class Store(Protocol):
     def swap(self, pairs: Sequence[tuple[int, int]], direction: Direction) -> None:
         """Copy blocks (device, host) "out" or (host, device) "in"."""
 
-    def expect(self, table: Sequence[int], start: int, values: Sequence[int], *, on_host: bool) -> None:
-        """AssertionError unless the sequence of `table` reads `values` from position `start` on, byte for byte."""
+    def expect(self, readings: Sequence[Reading]) -> None:
+        """AssertionError unless every sequence reads its values, byte for byte."""
 
 
 MakeStore = Callable[[int, int, int], Store]  # (num_blocks, num_host_blocks, block_size)
@@ -48,11 +59,16 @@ class ListStore:
         source, target = (self.device, self.host) if direction == "out" else (self.host, self.device)
         _copy(source, target, pairs)
 
-    def expect(self, table: Sequence[int], start: int, values: Sequence[int], *, on_host: bool) -> None:
+    def expect(self, readings: Sequence[Reading]) -> None:
+        for reading in readings:
+            self.expect_one(reading.table, reading.start, list(reading.values), reading.on_host)
+
+    def expect_one(self, table: Sequence[int], start: int, values: list[int], on_host: bool) -> None:
+        """AssertionError unless the blocks of `table` hold `values` from position `start` on."""
         blocks = self.host if on_host else self.device
         size = self.block_size
         read = [blocks[table[at // size]][at % size] for at in range(start, start + len(values))]
-        assert read == list(values), f"table {list(table)} reads {read} from position {start}, not {list(values)}"
+        assert read == values, f"table {list(table)} reads {read} from position {start}, not {values}"
 
 
 def _copy(source: list[list[int | None]], target: list[list[int | None]], pairs: Sequence[tuple[int, int]]) -> None:

@@ -110,17 +110,19 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
-    op = getattr(pyfuncitem.function, "pagebench_op", None)
+    marked = getattr(pyfuncitem.function, "pagebench_op", None)
     found: Any = pyfuncitem.funcargs.get("subject")
-    if op is None or found is None:
+    if marked is None or found is None:
         return (yield)
+    ops = (marked,) if isinstance(marked, str) else marked
     found.tally = Tally()
     try:
-        lacking = found.lacks(op)
-        if lacking is not None:
-            found.tally.not_exercised[found.label, op, lacking] += 1
-            pytest.skip(lacking)
-        found.tally.unsupported.update((found.label, op, feature) for feature in found.unsupported(op))
+        lacking = {op: why for op in ops if (why := found.lacks(op)) is not None}
+        found.tally.not_exercised.update((found.label, op, why) for op, why in lacking.items())
+        if len(lacking) == len(ops):
+            pytest.skip("; ".join(lacking.values()))
+        for op in ops:
+            found.tally.unsupported.update((found.label, op, feature) for feature in found.unsupported(op))
         return (yield)
     finally:
         pyfuncitem.user_properties.append((PROPERTY, json.dumps(found.tally.to_json())))

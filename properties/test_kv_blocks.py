@@ -1,6 +1,6 @@
 """KV blocks: what the allocators must do, in any order of calls.
 
-The machine runs here over lists of values. It takes any `Store`: one over a provider's kernels is its second mode.
+The machine runs over lists of values, and in its second mode over real caches that a provider's kernels write.
 """
 
 from typing import Any
@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagebench.properties.claims import budget
+from pagebench.properties import kv_blocks_kernels
+from pagebench.properties.claims import budget, fixed
 from pagebench.properties.kv_blocks_machine import EXAMPLES, STEPS, run_machine
 from pagebench.properties.kv_blocks_store import ListStore
+from pagebench.properties.subject import Subject
 from pagebench.reference.kv_blocks import naive_waste
 from pagebench.reference.kv_blocks_contiguous import ContiguousAllocator, OutOfSlotsError
 from pagebench.reference.kv_blocks_paged import PagedAllocator
@@ -22,6 +24,13 @@ from pagebench.reference.kv_blocks_prefix import chained_keys
 def test_any_order_of_calls() -> None:
     """Every sequence reads what was written to it, no block is lost or used twice, a failed call leaves no trace."""
     run_machine(PagedAllocator, ListStore, settings(budget(EXAMPLES), stateful_step_count=STEPS))
+
+
+@fixed(*kv_blocks_kernels.OPS)
+def test_any_order_of_calls_through_kernels(subject: Subject) -> None:
+    """The same with write_kv, copy_blocks and swap_blocks doing the work: every sequence reads what was written."""
+    how = settings(budget(kv_blocks_kernels.EXAMPLES), stateful_step_count=kv_blocks_kernels.STEPS)
+    kv_blocks_kernels.run_kernel_machine(subject, how)
 
 
 @budget(100)

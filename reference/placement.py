@@ -6,7 +6,7 @@ tensor) are thus what the kernel sees. A provider without `as_strided` gets cont
 problem calls pinned goes through the provider's `to_pinned`, where it has one, instead of `to_device`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -59,19 +59,28 @@ class Placement(Generic[P]):
             self.host_bytes(base)
 
 
-def place(problem: P, provider: Any) -> Placement[P]:
-    """Copy `problem` to the provider's device. Host arrays are never written, nor shared with the device's."""
+def place(problem: P, provider: Any, resident: Mapping[str, Any] | None = None) -> Placement[P]:
+    """Copy `problem` to the provider's device. Host arrays are never written, nor shared with the device's.
+
+    resident: arrays by name, as `arrays_of` has it, that are on the device already and are taken as they are.
+    """
     pinned = getattr(problem, "pinned_fields", ())
+    there = resident or {}
 
     def put(array: Array, on_host: bool) -> Any:
         return getattr(provider, "to_pinned" if on_host else "to_device", provider.to_device)(array)
 
     if not hasattr(provider, "as_strided"):
-        everything = _map_arrays(problem, lambda name, a: put(a.copy(), name.partition("[")[0] in pinned))
-        return Placement(everything, (), provider)
+
+        def move_contiguous(name: str, array: Array) -> Any:
+            return there[name] if name in there else put(array.copy(), name.partition("[")[0] in pinned)
+
+        return Placement(_map_arrays(problem, move_contiguous), (), provider)
     bases: dict[tuple[int, bool], Base] = {}
 
     def move(name: str, array: Array) -> Any:
+        if name in there:
+            return there[name]
         on_host = name.partition("[")[0] in pinned
         if array.size == 0:
             return put(np.empty(array.shape, array.dtype), on_host)  # nothing to fence, its address is arbitrary
