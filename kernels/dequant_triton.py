@@ -14,8 +14,8 @@ Code generation (Triton 3.9, sm_90, 4096 x 4096 to fp16), nothing run; no spill,
                 registers  programs/SM   loads of codes
     fp8_e4m3       44          10         2 of 16 bytes
     int8           32          16         2 of 16 bytes
-    gptq_v2        58           8         1 of 16 bytes, or as many again where a tile has several groups
-    awq            40          12         1 of 16 bytes
+    gptq_v2       103           2         1 of 16 bytes, or as many again where a tile has several groups; 8 warps
+    awq            34           6         1 of 16 bytes; 8 warps
     pack_4         36          12         1 of 16 bytes; 3 bits: 32 of 4 bytes, a field each, from the L1 cache
     mxfp4          40          12         1 of 16 bytes
     nvfp4          40          12         1 of 16 bytes; nvfp4_ct 56 registers, 9 programs, for the division
@@ -38,9 +38,10 @@ __all__ = ["dequantize", "rejects", "variants"]
 
 TILE = 4096  # elements per program, 32 for each thread of 4 warps: 64 take twice the registers and halve the occupancy
 TILE_COLUMNS = 1024  # 4 warps side by side, 8 columns per thread
-# GPTQ: 64 rows share each read of a group's scales, 128 columns each read of g_idx. Smaller tiles ask for 3 to 12 %
-# more bytes, which the caches may hold; these take twice the registers. Which is faster is not measured yet.
-GPTQ_TILE = {"tile": 8192, "columns": 128, "num_warps": 8}
+# GPTQ and AWQ: 64 rows share each read of a group's scales, 128 columns each read of g_idx. Smaller tiles ask for 3 to
+# 12 % more bytes, as wide ones do of 4 rows, whose scales are a quarter of all that is read; the caches may hold them.
+# These take twice the registers. Which is faster is not measured yet.
+GROUPED_TILE = {"tile": 8192, "columns": 128, "num_warps": 8}
 
 
 @triton.jit
@@ -82,10 +83,10 @@ def dequantize(
     `empty(shape, dtype)` makes the output. tile: elements per program; columns: how many of them side by side at most;
     both powers of two.
     """
-    default = GPTQ_TILE if "g_idx" in problem.packed else {"tile": TILE, "columns": TILE_COLUMNS, "num_warps": 4}
-    tile, columns = tile or default["tile"], columns or default["columns"]
     weight = Weight(problem, flat=True)
     fmt = weight.format
+    default = GROUPED_TILE if fmt.transposed else {"tile": TILE, "columns": TILE_COLUMNS, "num_warps": 4}
+    tile, columns = tile or default["tile"], columns or default["columns"]
     width = min(columns, tile // fmt.row_unit) if weight.rows > 1 else tile
     _, width = weight.tile(1, width)
     height, _ = weight.tile(tile // width, width)
