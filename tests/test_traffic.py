@@ -1,15 +1,19 @@
 """The bytes that our kernels request for the tracked workloads, and what the table and asv make of them."""
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 import pytest
 
 from bench import _traffic, traffic
 from bench.run import Row, cells
-from bench.workloads import WORKLOADS
+from bench.workloads import FUSED, PACKED, WORKLOADS, gemv, packed_weight
 from pagebench.kernels.devices import gpu_present
-from pagebench.kernels.memory_trace import requested_bytes
+from pagebench.kernels.memory_trace import LaunchTrace, requested_bytes, trace
+from pagebench.kernels.providers import load_provider, ops_of
+from pagebench.reference.dtypes import FLOAT16
+from pagebench.reference.problem import Problem
 
 pytestmark = pytest.mark.skipif(gpu_present(), reason="kernels are compiled here: a GPU is present")
 
@@ -22,17 +26,49 @@ SCRATCH = {
 TRACKED = (
     "llama-3-8b-decode-b8-s4096-block16-fp16",
     "qwen2.5-7b-decode-b8-s4096-block16-fp16",
+    "llama-3-8b-merge-64-fp16",
     "llama-3-8b-copy-64x16-fp16",
-    "llama-3-8b-gptq-gate-fp16",
-    "llama-3-8b-q8_0-gate-fp16",
+    "llama-3-8b-write-64-fp16",
+    "llama-3-8b-write-8192-e4m3-tensor",
+    "llama-3-8b-write-8192-int8-computed",
+    "llama-3-8b-gather-b8-s4096-fp16",
+    "llama-3-8b-gather-b8-s4096-e4m3",
 )
+# Of a packed weight, the array that is as large as the weight, by our kernels' names; the others hold its scales.
+CODES = {"triton": ("packed[0]",), "cupy": ("codes", "bytes")}
+# Every block of nested nf4 has an entry of a table of 1 KB to itself, which a GPU finds in its L1 cache.
+LOOKED_UP = {("triton", "nf4-nested"): ("packed[4]",), ("cupy", "nf4-nested"): ("data3",)}
+# What the fused product asks for beyond the packed bytes, and why; the codes are read once all the same.
+SCALES_AGAIN = {
+    ("triton", "gptq"): 1.16,  # a step of 32 rows reads the scales of a group of 128 again, and g_idx for 128 features
+    ("triton", "awq"): 1.13,  # the same
+    ("cupy", "gptq"): 1.14,  # g_idx for every 64 features
+    # Once for each run of 8 weights under one scale. NVRTC unrolls the runs and loads it once, g++ does not; that of
+    # int8 stands behind a branch, and NVRTC loads it for each run too.
+    ("cupy", "mxfp4"): 1.19,
+    ("cupy", "nvfp4"): 1.15,
+    ("cupy", "int8-channel"): 1.14,
+}
+
+
+@cache
+def provider_of(name: str) -> Any:
+    return load_provider(name)
+
+
+def traced(provider: str, problem: Problem) -> list[LaunchTrace]:
+    placed = problem.on(provider_of(provider))
+    with trace(provider_of(provider), races=False, uninitialised=False) as launches:
+        getattr(provider_of(provider), problem.op)(placed)
+    return launches
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer output features and caches than the figures that are stored."""
+    """Less batch and fewer heads, never shorter, than for the figures that are stored."""
     monkeypatch.setattr(_traffic, "OUTPUT_FEATURES", 256)
     monkeypatch.setattr(_traffic, "CACHES", 2)
+    monkeypatch.setattr(_traffic, "TOKENS", 16)
 
 
 @pytest.mark.parametrize("name", TRACKED)
@@ -40,7 +76,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_our_kernels_ask_for_little_more_than_they_must(
     provider: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if provider == "triton":  # whose splits do not depend on the number of heads
+    if provider == "triton" or "gather" in name:  # where splits do not depend on the number of heads
         monkeypatch.setattr(_traffic, "KV_HEADS", 1)
     found = _traffic.measure(provider, name)
     assert found.launches, found
@@ -50,16 +86,55 @@ def test_our_kernels_ask_for_little_more_than_they_must(
     assert found.sector_ratio >= found.ratio
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("provider", SCRATCH)
+def test_dequantisation_reads_each_packed_byte_once(provider: str, name: str) -> None:
+    # 1024 output features, so that a tile is as wide as the workload's; what a tile holds of k does not depend on k.
+    problem = packed_weight(*PACKED[name], 1024, 256, FLOAT16)
+    launches, table = traced(provider, problem), LOOKED_UP.get((provider, name), ())
+    assert requested_bytes(launches, without=table) <= 1.02 * problem.bytes_moved()
+    assert requested_bytes(launches, only=CODES[provider]) <= max(array.nbytes for array in problem.packed.values())
+    assert requested_bytes(launches, only=table) <= 0.026 * problem.bytes_moved()
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("provider", SCRATCH)
+def test_the_fused_product_reads_each_packed_byte_once(provider: str, name: str) -> None:
+    """The packed buffers are counted; x is read for every tile of features, from the caches."""
+    problem = gemv(packed_weight(*PACKED[name], 256, 1024, FLOAT16), 1)
+    launches = traced(provider, problem)
+    sizes = [array.nbytes for array in problem.packed.values()]
+    assert requested_bytes(launches, only=CODES[provider]) == max(sizes)
+    others = ("x", "y", "out", "scratch", "parts")
+    packed = requested_bytes(launches, without=others) / sum(sizes)
+    most = SCALES_AGAIN.get((provider, name), 1.02)
+    assert 1.02 * (most > 1.02) < packed <= most, packed
+
+
+def test_swapping_blocks_launches_no_kernel_of_ours() -> None:
+    """Copy engines do it, which move every byte of a block once."""
+    found = _traffic.measure("cupy", "llama-3-8b-swap-64x16-fp16")
+    assert found.rejected == "cupy launched no Triton or CUDA C++ kernel for swap_blocks"
+
+
+def test_every_op_of_ours_is_tracked() -> None:
+    ops = {"paged_attention", "merge_states", "copy_blocks", "swap_blocks", "write_kv", "gather_kv", "dequantize"}
+    ops.add("dequant_gemv")
+    assert {_traffic.TRACED[name].op for name in traffic.NAMES.values()} == ops
+    assert all(set(ops_of(provider_of(name))) <= ops for name in SCRATCH)
+
+
+@pytest.mark.parametrize("name", _traffic.TRACED)
 def test_every_workload_keeps_its_lengths(name: str) -> None:
-    assert WORKLOADS[name].op in _traffic.SCALES
-    full, problem = WORKLOADS[name].codegen_problem(), _traffic.scaled(name)
+    assert _traffic.TRACED[name].op in _traffic.SCALES
+    full, problem = _traffic.TRACED[name].codegen_problem(), _traffic.scaled(name)
     kept = {
         "paged_attention": lambda p: (p.block_table.shape[1], p.block_size, p.head_size, int(p.seq_lens[0]), p.group),
+        "merge_states": lambda p: (p.num_heads, p.head_size, p.out_a.dtype),
         "copy_blocks": lambda p: p.caches[0].shape[1:],
         "swap_blocks": lambda p: p.src_caches[0].shape[1:],
         "write_kv": lambda p: (p.key.shape[1:], p.key_cache.shape, p.key_cache.dtype, p.compute_scales),
-        "gather_kv": lambda p: (p.block_table.shape[1], p.key_cache.shape[1:], int(p.seq_lens[0]), p.dtype),
+        "gather_kv": lambda p: (p.block_table.shape[1], p.key_cache.shape[1::2], int(p.seq_lens[0]), p.dtype),
         "dequantize": lambda p: (p.shape[1], p.format, p.group_size, p.packed.keys()),
         "dequant_gemv": lambda p: (p.shape[1], p.format, p.group_size, p.packed.keys(), p.m),
     }[problem.op]
