@@ -34,6 +34,8 @@ _BULK_COPIES = ("UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF", "UBLKCP", "UBLKPF", 
 
 _FUNCTION_USE = re.compile(r"Function (\S+?):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^\s,]+),")
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_BRANCH = re.compile(r"\sBRA\b.*`\((\.L_x_\d+)\)")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
 
 
@@ -49,6 +51,9 @@ class KernelStats:
     access to the number of such instructions; `matrix` maps the mnemonic (HMMA, HGMMA, UTCHMMA, ...) likewise.
     `instructions` leaves out NOP, which is padding. `spills` are loads and stores of local memory; a local array
     counts too, and costs the same.
+
+    `order` spells the kernel from top to bottom: L and S for a global load and store of 16 bytes per thread, B for a
+    barrier, [ where a loop begins and ] where a branch goes back to such a place.
     """
 
     registers: int
@@ -68,6 +73,7 @@ class KernelStats:
     shuffles: int
     barriers: int
     matrix: Mapping[str, int]
+    order: str = ""
 
     @property
     def spills(self) -> int:
@@ -178,7 +184,8 @@ def disassemble(cubin: bytes, arch: int) -> dict[str, KernelStats]:
 def parse(usage: str, text: str, arch: int) -> dict[str, KernelStats]:
     """The same from the output of `cuobjdump -res-usage` and of `nvdisasm -c`."""
     reserved = RESERVED_SHARED_BYTES if arch >= 90 else 0
-    opcodes = _opcodes_by_function(text)
+    listings = _listings(text)
+    opcodes = {name: _opcodes(lines) for name, lines in listings.items()}
     found = _FUNCTION_USE.findall(usage)
     if not found:
         raise DisassemblyError(f"no kernel in the resource usage: {usage.strip()[:200]!r}")
@@ -187,7 +194,7 @@ def parse(usage: str, text: str, arch: int) -> dict[str, KernelStats]:
         if not opcodes.get(name):
             raise DisassemblyError(f"no instruction of kernel {name!r} in the disassembly")
         static_shared = max(int(shared) - reserved, 0)
-        stats[name] = _count(opcodes[name], int(registers), int(stack), static_shared)
+        stats[name] = _count(opcodes[name], int(registers), int(stack), static_shared, _order(listings[name]))
     return stats
 
 
@@ -198,21 +205,50 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _opcodes_by_function(text: str) -> dict[str, Counter[str]]:
-    """Counts of full opcodes (with modifiers) by the text section that they stand in."""
-    functions: dict[str, Counter[str]] = {}
-    current: Counter[str] | None = None
+def _listings(text: str) -> dict[str, list[str]]:
+    """The lines of each function, by the text section that they stand in."""
+    functions: dict[str, list[str]] = {}
+    current: list[str] | None = None
     for line in text.splitlines():
         if section := _SECTION.match(line):
-            current = functions.setdefault(section.group(1), Counter())
+            current = functions.setdefault(section.group(1), [])
         elif line.lstrip().startswith(".section\t"):
             current = None
-        elif current is not None and (instruction := _INSTRUCTION.match(line)):
-            current[instruction.group(1)] += 1
+        elif current is not None:
+            current.append(line)
     return functions
 
 
-def _count(opcodes: Counter[str], registers: int, stack_bytes: int, static_shared_bytes: int) -> KernelStats:
+def _opcodes(lines: list[str]) -> Counter[str]:
+    """Counts of full opcodes (with modifiers)."""
+    return Counter(found.group(1) for line in lines if (found := _INSTRUCTION.match(line)))
+
+
+def _order(lines: list[str]) -> str:
+    """What `KernelStats.order` says."""
+    labels = {found.group(1): at for at, line in enumerate(lines) if (found := _LABEL.match(line))}
+    back = {
+        at: labels[found.group(1)]
+        for at, line in enumerate(lines)
+        if (found := _BRANCH.search(line)) and labels.get(found.group(1), at) < at
+    }
+    begins = set(back.values())
+    return "".join(_letter(line, at in begins, at in back) for at, line in enumerate(lines))
+
+
+def _letter(line: str, begins: bool, goes_back: bool) -> str:
+    if begins or goes_back:
+        return "[" if begins else "]"
+    found = _INSTRUCTION.match(line)
+    name, *modifiers = found.group(1).split(".") if found else [""]
+    if name == "BAR":
+        return "B"
+    return {"LDG": "L", "STG": "S"}.get(name, "") if "128" in modifiers else ""
+
+
+def _count(
+    opcodes: Counter[str], registers: int, stack_bytes: int, static_shared_bytes: int, order: str
+) -> KernelStats:
     by_name: Counter[str] = Counter()
     for opcode, count in opcodes.items():
         by_name[opcode.partition(".")[0]] += count
@@ -238,6 +274,7 @@ def _count(opcodes: Counter[str], registers: int, stack_bytes: int, static_share
         shuffles=total("SHFL"),
         barriers=total("BAR"),
         matrix={name: by_name[name] for name in MATRIX_MNEMONICS if by_name[name]},
+        order=order,
     )
 
 

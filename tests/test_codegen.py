@@ -1,6 +1,7 @@
 """Every kernel of both providers compiles for every target, without a GPU, and as it was meant to be compiled."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_no_kernel_spills_or_is_too_large(recordings: dict[str, _codegen.Recordi
         for launch in recording.launches:
             assert launch.stats.spills == 0, (name, launch.kernel)
             assert launch.programs_per_sm >= 1, (name, launch.kernel)
+
+
+@pytest.mark.parametrize("arch", _sass.ARCHS)
+def test_the_copy_waits_between_reading_and_writing(arch: int) -> None:
+    """The threads of a program move blocks in turn, and no run on a CPU shows whether they wait for one another.
+
+    Triton: a block is read only once all threads have written the one before, and the next only when it is written.
+    CUDA C++: a thread reads the bytes that it writes, so that only the plan of the walk needs barriers.
+    """
+    name = "llama-3-8b-copy-64x16-fp16"
+    (copy,) = _codegen.record("triton", WORKLOADS_COMPILED, arch)[name].launches
+    assert re.search(r"\[BL+S+B", copy.stats.order), copy.stats.order
+    plan, copy = _codegen.record("cupy", WORKLOADS_COMPILED, arch)[name].launches
+    assert plan.stats.barriers == 4, plan.stats.order  # after each step, and after each round of the last
+    assert copy.stats.barriers == 0
 
 
 def test_an_outside_provider_is_recorded_too(tmp_path: Path) -> None:
