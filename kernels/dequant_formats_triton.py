@@ -85,7 +85,8 @@ class Weight:
         self.form, self.arrays = _form(problem)
         self.align = 1
         first, *rest = ([0, *array.stride()] if array.ndim == 1 else list(array.stride()) for array in self.arrays)
-        if first[-1] == 1 and self.arrays[0].data_ptr() % 16 == 0:
+        # A longer stride stays whole: a kernel would multiply its quotient by `align` in 32 bits.
+        if first[-1] == 1 and first[0] < 2**31 and self.arrays[0].data_ptr() % 16 == 0:
             self.align = _power_of_two(first[0], 16)
         first[0] //= self.align
         self.strides = (*first, *(stride for strides in rest for stride in strides or (0, 0)))

@@ -1,5 +1,6 @@
 """Block copy: what every provider's `copy_blocks` must do. Every byte is compared, the gaps of views included."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,10 @@ def test_every_map_of_three_blocks(subject: Subject) -> None:
 
 @fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
-    """Block id times stride does not wrap at 2^31."""
-    recipe = CopyRecipe((("uint8", (1000,), "contiguous"),) * 2, num_blocks=3, pairs="cycle", count=3)
-    problem = recipe.build()
-    if subject.accepted(problem):
-        subject.hold(far_blocks.check_far_blocks, problem)
+    """Block id times stride does not wrap at 2^31, whatever the widest access that suits the blocks."""
+    caches = tuple(("uint8", (nbytes,), "contiguous") for nbytes in (1000, 1001, 1024))
+    cycle = CopyRecipe(caches, num_blocks=3, pairs="cycle", count=3).build()
+    for pairs in (cycle.pairs, np.array([[2, 0]], np.int64), np.array([[0, 2]], np.int64)):
+        problem = dataclasses.replace(cycle, pairs=pairs)
+        if subject.accepted(problem):
+            subject.hold(far_blocks.check_far_blocks, problem)

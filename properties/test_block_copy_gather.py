@@ -76,8 +76,12 @@ def test_many_sequences(subject: Subject) -> None:
 
 @fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
-    """Block id times stride does not wrap at 2^31."""
-    for cache_dtype in (None, "float8_e5m2"):
-        problem = GatherRecipe("float16", cache_dtype, 1, 16, block_size=1, sequences=(2, 1), spare_entries=0).build()
+    """Offsets do not wrap at 2^31: of blocks and their scales, and of the table's rows."""
+    for cache_dtype, scale in ((None, None), ("float8_e5m2", "slot")):
+        recipe = GatherRecipe(
+            "float16", cache_dtype, 1, 16, block_size=2, sequences=(1, 0, 2), spare_entries=0, scale=scale, seed=3
+        )
+        problem = recipe.build()
+        assert int(problem.block_table[2, 0]) == 2
         if subject.accepted(problem):
             subject.hold(far_blocks.check_far_blocks, problem)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pagebench.properties import block_copy_relations as relations
-from pagebench.properties import contracts
+from pagebench.properties import contracts, far_blocks
 from pagebench.properties.block_copy_recipes import SwapRecipe
 from pagebench.properties.claims import claim, fixed
 from pagebench.properties.subject import Subject
@@ -39,3 +39,13 @@ def test_many_layers(subject: Subject) -> None:
     problem = SwapRecipe((cache,) * 80, num_src=6, num_dst=6, count=4, adjacent=True).build()
     if subject.accepted(problem):
         subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
+def test_far_blocks(subject: Subject) -> None:
+    """Block id times stride does not wrap at 2^31 in the device's pool, neither as the source nor as the target."""
+    for direction in ("out", "in"):
+        cache = ("uint8", (1000,), "contiguous", "contiguous")
+        problem = SwapRecipe((cache,) * 2, num_src=3, num_dst=3, count=3, direction=direction).build()
+        if subject.accepted(problem):
+            subject.hold(far_blocks.check_far_blocks, problem)

@@ -92,9 +92,10 @@ def test_rows_of_every_launch_size(subject: Subject) -> None:
 
 @fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
-    """Block id times stride does not wrap at 2^31."""
-    for cache_dtype in (None, "int8"):
-        recipe = WriteRecipe("float16", cache_dtype, 1, 16, block_size=1, num_rows=3, mapped=3, seed=1)
+    """Offsets do not wrap at 2^31: of blocks and their scales, and of the rows."""
+    for cache_dtype, scale in ((None, None), ("int8", "computed")):
+        recipe = WriteRecipe("float16", cache_dtype, 1, 16, block_size=2, num_rows=3, mapped=3, scale=scale, seed=4)
         problem = recipe.build()
+        assert set(problem.slots()[0].tolist()) >= {2}
         if subject.accepted(problem):
             subject.hold(far_blocks.check_far_blocks, problem)

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from pagebench.properties import codes, contracts
+from pagebench.properties import codes, contracts, far_blocks
 from pagebench.properties.claims import claim, fixed
+from pagebench.properties.dequant_recipes import DequantRecipe
 from pagebench.properties.subject import Subject
+from pagebench.reference.dequant_formats import FORMATS
 
 OP = "dequantize"
 
@@ -37,3 +39,13 @@ def test_every_code(subject: Subject) -> None:
         asked = subject.with_contract(problem)
         if subject.accepted(asked):
             subject.hold(contracts.check, asked)
+
+
+@fixed(OP)
+def test_far_rows(subject: Subject) -> None:
+    """Offsets of packed rows do not wrap at 2^31, in any format and form."""
+    for format, known in FORMATS.items():
+        for form in range(len(known.forms)):
+            problem = subject.with_contract(DequantRecipe(format, form, rows=3, columns=3).build())
+            if subject.accepted(problem):
+                subject.hold(far_blocks.check_far_blocks, problem)

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.properties import contracts, dequant_probes
+from pagebench.properties import contracts, dequant_probes, far_blocks
 from pagebench.properties.claims import claim, fixed
+from pagebench.properties.dequant_recipes import GemvRecipe
 from pagebench.properties.subject import Subject
 from pagebench.reference.dequant_formats import FORMATS
 
@@ -49,3 +50,12 @@ def test_exact_sums(subject: Subject) -> None:
         problem = subject.with_contract(dequant_probes.exact(format, m=(1, 5)[i % 2], dtype=np.dtype(np.float16)))
         if subject.accepted(problem):
             subject.hold(dequant_probes.check_exact, problem)
+
+
+@fixed(OP)
+def test_far_rows(subject: Subject) -> None:
+    """Offsets of rows do not wrap at 2^31: of x, and of packed arrays along either side of the weight."""
+    for format in ("q8_0", "gptq_v2", "int8"):  # the packed arrays of every format are held to it as `dequantize`
+        problem = subject.with_contract(GemvRecipe(format, rows=3, columns=3, m=3).build())
+        if subject.accepted(problem):
+            subject.hold(far_blocks.check_far_blocks, problem)

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from pagebench.properties import contracts, merge_states_relations
-from pagebench.properties.claims import claim
+from pagebench.properties import contracts, far_blocks, merge_states_relations
+from pagebench.properties.claims import claim, fixed
+from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.subject import Subject
 
 OP = "merge_states"
@@ -38,6 +39,14 @@ def test_sides_swapped(subject: Subject, data: Any) -> None:
     problem = case.problem
     sides = {"out_a": problem.out_b, "lse_a": problem.lse_b, "out_b": problem.out_a, "lse_b": problem.lse_a}
     subject.hold(contracts.check, dataclasses.replace(problem, **sides), case.variant)
+
+
+@fixed(OP)
+def test_far_rows(subject: Subject) -> None:
+    """Offsets of rows do not wrap at 2^31."""
+    problem = MergeRecipe(num_heads=2).build()
+    if subject.accepted(problem):
+        subject.hold(far_blocks.check_far_blocks, problem)
 
 
 @claim("paged_attention", examples=12)

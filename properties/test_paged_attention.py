@@ -116,11 +116,15 @@ def test_wide_window(subject: Subject, data: Any) -> None:
 
 @fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
-    """Block id times stride does not wrap at 2^31."""
-    problem = AttentionRecipe(sequences=((1, 35),), spare_blocks=0, group=2).build()
+    """Offsets do not wrap at 2^31: of blocks and their scales, of rows of the query and of the table."""
+    recipe = AttentionRecipe(sequences=((1, 35), (1, 3), (1, 20)), shared=True, spare_blocks=0, group=2)
+    problem = recipe.build()
     if subject.accepted(problem):
         for variant in subject.variants(problem):
             subject.hold(far_blocks.check_far_blocks, problem, variant)
+    quantised = dataclasses.replace(recipe, cache_dtype="int8", kv_scale="slot").build()
+    if subject.accepted(quantised):
+        subject.hold(far_blocks.check_far_blocks, quantised)
 
 
 def _hold_if_accepted(subject: Subject, problem: Any, variant: dict[str, Any]) -> None:
