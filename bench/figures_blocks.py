@@ -165,6 +165,7 @@ def block_tables() -> "Figure":
         for block in allocator.block_table(seq_id):
             references.setdefault(block, []).append(seq_id)
     colors = {0: BLUE, 1: ORANGE, 2: PURPLE}
+    lines = {0: "-", 1: "--", 2: (0, (1, 1))}  # told apart without colour, too
     with drawing(3.4) as (figure, (axis,)):
         for block in range(allocator.pool.num_blocks):
             owners = references.get(block, [])
@@ -178,10 +179,13 @@ def block_tables() -> "Figure":
             axis.text(left, 3.4, f"{name}: {allocator.length(seq_id)} tokens", va="center", fontsize=8.5)
             for position, block in enumerate(table):
                 x = left + position * 0.62
-                _box(axis, x, 2.6, 0.58, 0.55, "white", str(block), edge=color, linewidth=1.4)
+                _box(axis, x, 2.6, 0.56, 0.55, "white", str(block), edge=color, linewidth=1.4, linestyle=lines[seq_id])
                 axis.annotate(
                     "", (block + 0.5 + (row - 1) * 0.2, 0.83), (x + 0.29, 2.58),
-                    arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0},
+                    arrowprops={
+                        "arrowstyle": "-|>", "color": color, "linewidth": 1.0, "linestyle": lines[seq_id],
+                        "shrinkA": 0, "shrinkB": 0,
+                    },
                 )  # fmt: skip
             left += len(table) * 0.62 + 0.75
         axis.annotate(

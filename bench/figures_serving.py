@@ -44,7 +44,7 @@ def memory_over_time(results: Sequence[Result], slot_bytes: int, title: str) -> 
     end = min(max(sample.time for sample in result.samples) for result in results)
     width = max(1, round(end / POINTS))
     limit = results[0].server.num_slots * slot_bytes / GIB
-    with drawing(4.4) as (figure, _):
+    with drawing(4.6) as (figure, _):
         figure.clear()
         axes = figure.subplots(2, len(results), sharex=True, sharey="row", squeeze=False, height_ratios=(2, 1))
         for result, top, below in zip(results, *axes, strict=True):
@@ -59,8 +59,8 @@ def memory_over_time(results: Sequence[Result], slot_bytes: int, title: str) -> 
             )  # fmt: skip
             top.axhline(limit, color=INK, linestyle="--", linewidth=0.9, label="memory for KV")
             share = sum(used) / max(1e-9, sum(reserved))
-            refused = f", {result.refused} refused" if result.refused else ""
-            top.set_title(f"{result.layout}: {share:.1%} written{refused}")
+            refused = f"{result.refused} requests refused" if result.refused else "no request refused"
+            top.set_title(f"{result.layout}: {share:.1%} written,\n{refused}")
             top.set_ylim(0, limit * 1.12)
             below.plot(minutes, [sample.running for sample in samples], color=GREEN, linewidth=1.2, label="in memory")
             waiting = [sample.waiting for sample in samples]
@@ -114,7 +114,7 @@ def throughput_against_batch(
     def rate(batch: int) -> float:
         return tokens_per_second(model, device, batch, seq_len, weights, cache)
 
-    with drawing(3.4) as (figure, (axis,)):
+    with drawing(3.6) as (figure, (axis,)):
         full = limits["paged 16"]
         axis.plot([b for b in batches if b <= full], [rate(b) for b in batches if b <= full], color=BLUE, linewidth=2)
         axis.plot([b for b in batches if b >= full], [rate(b) for b in batches if b >= full], color=GREY, linestyle=":")
@@ -136,7 +136,8 @@ def throughput_against_batch(
         axis.set_xlabel("batch (sequences decoded together)")
         axis.set_ylabel("decode throughput (tokens/s)")
         axis.set_title(
-            f"{model.name} on {device.name}, {seq_len} tokens each, {weights.name} weights, {cache.name} cache"
+            f"{model.name} on {device.name}: the roofline of decoding\n"
+            f"{seq_len} tokens each, {weights.name} weights, {cache.name} cache"
         )
         axis.legend(loc="upper left")
         return figure

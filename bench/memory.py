@@ -84,8 +84,9 @@ def chosen_model(name: str) -> Model:
 def chosen_device(options: argparse.Namespace) -> Device:
     """The named GPU, with what the command line gives instead."""
     device = DEVICES[options.gpu]
-    changes = {"memory": options.gpu_memory, "bandwidth": options.bandwidth, "flop_rate": options.flops}
-    given = {name: value for name, value in changes.items() if value is not None}
+    memory = None if options.gpu_memory is None else parse_size(options.gpu_memory)
+    changes = {"memory": memory, "bandwidth": options.bandwidth, "flop_rate": options.flops}
+    given = {name: value for name, value in changes.items() if value not in (None, getattr(device, name))}
     return replace(device, name=device.name + (" (changed)" if given else ""), **given)
 
 
@@ -104,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", default="llama-2-13b", help=f"config.json, its folder, or one of {', '.join(MODELS)}")
     add("--gpu", default="a100-80gb", choices=list(DEVICES), help="memory, bandwidth and FLOP rate of its data sheet")
-    add("--gpu-memory", type=parse_size, metavar="SIZE", help="instead of the data sheet's: 80GiB, 24GB")
+    add("--gpu-memory", metavar="SIZE", help="instead of the data sheet's: 80GiB, 24GB")
     add("--bandwidth", type=float, metavar="B/S", help="bytes per second, as measured: 1.8e12")
     add("--flops", type=float, metavar="FLOP/S", help="dense 16-bit FLOP per second, as measured: 2.5e14")
     add("--utilization", type=float, default=0.9, help="share of the memory for weights and KV (default 0.9)")

@@ -117,7 +117,8 @@ class PagedLayout:
 
     def __init__(self, num_slots: int, block_size: int, *, share: bool = False, watermark: float = 0.01) -> None:
         require(0 <= watermark < 1, "watermark", "be in [0, 1)", watermark)
-        num_blocks = num_slots // block_size if block_size else 0
+        require_int("block_size", block_size, low=1)
+        num_blocks = num_slots // block_size
         require(num_blocks >= 1, "num_slots", f"hold a block of {block_size}", num_slots)
         self.name = f"paged {block_size}" + (" shared" if share else "")
         self.block_size = block_size
@@ -142,17 +143,11 @@ class PagedLayout:
         return -(-total // self.block_size) <= self.pool.num_blocks
 
     def admit(self, seq_id: int, request: Request, context: int, *, alone: bool) -> int | None:
-        spare = 0 if alone else self.spare
-        if not self.share and -(-context // self.block_size) + spare > self.pool.num_available:
-            return None
+        content = self.content(seq_id, request, context)
         try:
-            shared = self.allocator.create(seq_id, self.content(seq_id, request, context))
+            return self.allocator.create(seq_id, content, spare=0 if alone else self.spare)
         except OutOfBlocksError:
             return None
-        if spare > self.pool.num_available:
-            self.allocator.free(seq_id)
-            return None
-        return shared
 
     def content(self, seq_id: int, request: Request, context: int) -> Sequence[int] | int:
         """The prompt: token ids that are equal where requests share content, or only their number."""

@@ -91,7 +91,7 @@ def _arrival_note(rows: list[Row], rate: float) -> str:
 
 
 def _read_csv(file: Path) -> tuple[list[Row], str]:
-    with file.open(newline="") as handle:
+    with file.open(newline="", encoding="utf-8-sig") as handle:  # spreadsheets put a byte order mark first
         reader = csv.DictReader(handle)
         names = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
         missing = [name for name in names if name not in (reader.fieldnames or ())]
@@ -126,7 +126,7 @@ def _seconds(file: Path, line: int, text: str | None) -> float:
 def _count(file: Path, line: int, name: str, value: Any, *, low: int) -> int:
     try:
         number = int(value)
-        whole = number == float(value) and number >= low
+        whole = number == float(value) and number >= low and not isinstance(value, bool)
     except (TypeError, ValueError, OverflowError):
         whole = False
     require(whole, name, f"be an integer >= {low}", f"{value!r} ({file}, line {line})")
@@ -135,7 +135,7 @@ def _count(file: Path, line: int, name: str, value: Any, *, low: int) -> int:
 
 def _read_jsonl(file: Path) -> tuple[list[Row], str]:
     rows = []
-    with file.open() as handle:
+    with file.open(encoding="utf-8-sig") as handle:
         for line, text in enumerate(handle, 1):
             if text.strip():
                 try:
@@ -150,7 +150,7 @@ def _read_jsonl(file: Path) -> tuple[list[Row], str]:
 
 def _read_json(file: Path) -> tuple[list[Row], str]:
     try:
-        items = json.loads(file.read_text())
+        items = json.loads(file.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(f"path must hold JSON, got {file}: {error}") from error
     require(isinstance(items, list), "path", "hold a JSON list", str(file))
@@ -182,10 +182,12 @@ def _json_row(file: Path, line: int, item: Any) -> Row:
         arrival = _seconds(file, line, str(item["timestamp"])) / 1000  # milliseconds
     elif "TIMESTAMP" in item:
         arrival = _seconds(file, line, str(item["TIMESTAMP"]))
-    hashes = item.get("hash_ids") or ()
+    hashes = item.get("hash_ids") or []
+    ids = isinstance(hashes, list) and all(type(content) is int for content in hashes)
+    require(ids, "hash_ids", "be a list of integers", f"{hashes!r} ({file}, line {line})")
     # The last id is of a partial block as a rule, so its tokens count only as far as the prompt goes.
     prefix = tuple(
-        (int(content), min(HASHED_TOKENS, lengths["context"] - i * HASHED_TOKENS))
+        (content, min(HASHED_TOKENS, lengths["context"] - i * HASHED_TOKENS))
         for i, content in enumerate(hashes)
         if i * HASHED_TOKENS < lengths["context"]
     )

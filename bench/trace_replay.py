@@ -9,6 +9,7 @@ rates are parameters, and belong to every result.
 Nothing is estimated: each admission, each token and each end is a call of the allocator itself.
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class Server:
     def __post_init__(self) -> None:
         require_int("num_slots", self.num_slots, low=1)
         require(self.prefill_rate > 0, "prefill_rate", "be positive", self.prefill_rate)
-        require(self.step_time > 0, "step_time", "be positive", self.step_time)
+        require(0 < self.step_time < math.inf, "step_time", "be positive and finite", self.step_time)
         if self.max_running is not None:
             require_int("max_running", self.max_running, low=1)
 

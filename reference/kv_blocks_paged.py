@@ -90,20 +90,23 @@ class PagedAllocator:
         *,
         extras: Iterable[Extra] = (),
         placed_extras: Mapping[int, Extra] | None = None,
+        spare: int = 0,
     ) -> int:
         """Start a sequence with a prompt; how many of its tokens are in shared blocks already.
 
         tokens: ids, or only their number, in which case nothing is shared. extras, placed_extras: see `chained_keys`.
-        An engine that finds its whole prompt shared needs the last token's query again, not its key and value.
-        Raises OutOfBlocksError, or ValueError for a known seq_id, a negative number, a bad token or extra key.
+        spare: blocks that must stay available, for sequences that are growing. An engine that finds its whole prompt
+        shared needs the last token's query again, not its key and value. Raises OutOfBlocksError, or ValueError for a
+        known seq_id, a negative number, a bad token or extra key.
         """
         require(seq_id not in self._sequences, "seq_id", "be new", seq_id)
+        require_int("spare", spare, low=0)
         new, keys = prompt(tokens, self.block_size, self.pool, tuple(extras), placed_extras or {})
         shared = self._known_prefix(keys)
         wanted = -(-new.length // self.block_size) - len(shared)
         available = self.pool.num_available - sum(self.pool.is_cached(block) for block in shared)
-        if wanted > available:
-            raise OutOfBlocksError(wanted, available, self.pool.name)
+        if wanted + spare > available:
+            raise OutOfBlocksError(wanted + spare, available, self.pool.name)
         self.pool.share(shared)
         new.table = shared + self.pool.allocate(wanted)
         if self.prefix_caching:

@@ -380,6 +380,19 @@ def test_external_fragmentation_is_told_apart() -> None:
     assert (allocator.refused, allocator.refused_fragmented) == (2, 1)
 
 
+def test_spare_blocks_stay_available() -> None:
+    allocator = PagedAllocator(4, 4)
+    before = allocator.snapshot()
+    with pytest.raises(OutOfBlocksError) as error:
+        allocator.create(0, range(12), spare=2)
+    assert (error.value.wanted, error.value.available) == (5, 4)
+    assert allocator.snapshot() == before, "nothing is held, nor can be found by its content"
+    with pytest.raises(ValueError, match="spare must be an integer >= 0, got -1"):
+        allocator.create(0, range(12), spare=-1)
+    allocator.create(0, range(12), spare=1)
+    assert allocator.pool.num_available == 1
+
+
 def test_appending_costs_the_same_however_long_the_sequence() -> None:
     def seconds(length: int) -> float:
         allocator = PagedAllocator(40_000, 16)

@@ -1,6 +1,7 @@
 """Request traces and their replay: formats, accounting in closed form, and the public traces' figures."""
 
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -78,6 +79,12 @@ def test_sharegpt_lengths_and_conversations(tmp_path: Path) -> None:
     assert "4 characters a token" in trace.note
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "spreadsheet.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,2,3\n", encoding="utf-8-sig")
+    assert read_trace(file).requests[0].total_tokens == 5
+
+
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
@@ -94,6 +101,8 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         ("a.csv", HEAD + ",2,3\n", "TIMESTAMP must be given"),
         ("a.jsonl", "{", "path must hold one JSON value a line, got .*line 1"),
         ("a.jsonl", '{"input_length": 3}', "path must have one of GeneratedTokens, output_length"),
+        ("a.jsonl", '{"input_length": true, "output_length": 1}', "input_length must be an integer >= 0"),
+        ("a.jsonl", '{"input_length": 3, "output_length": 1, "hash_ids": 5}', "hash_ids must be a list of integers"),
         ("a.jsonl", "3", "path must hold objects or pairs, got"),
         ("a.json", "{}", "path must hold a JSON list"),
         ("a.txt", "", r"path must end in .csv, .jsonl, .json, got"),
@@ -221,6 +230,15 @@ def test_a_shared_prompt_is_in_memory_once() -> None:
     assert alone.used_at_end == shared.used_at_end, "per request nothing changes"
 
 
+def test_a_prompt_that_must_wait_leaves_nothing_to_be_found() -> None:
+    """What was never computed must not be counted as shared when the request is let in at last."""
+    trace = trace_of((0, 32, 40), (0, 128, 1, ((7, 128),)))
+    server = Server(192, prefill_rate=1e9, step_time=1.0)
+    result = replay(trace, PagedLayout(192, 16, share=True, watermark=0.3), server)
+    assert result.waited == 41, "the second waits until the first has ended"
+    assert (result.finished, result.shared_tokens) == (2, 0)
+
+
 def test_samples_follow_the_clock() -> None:
     trace = trace_of((0, 10, 100), (50, 10, 10))
     result = replay(trace, PagedLayout(1000, 16), Server(1000, step_time=0.5), sample_every=10.0)
@@ -239,6 +257,7 @@ def test_most_requests_at_once_can_be_limited() -> None:
         ({"num_slots": 0}, "num_slots must be an integer >= 1"),
         ({"num_slots": 1, "prefill_rate": 0}, "prefill_rate must be positive"),
         ({"num_slots": 1, "step_time": -1}, "step_time must be positive"),
+        ({"num_slots": 1, "step_time": math.inf}, "step_time must be positive and finite"),
         ({"num_slots": 1, "max_running": 0}, "max_running must be an integer >= 1"),
     ],
 )
@@ -311,7 +330,8 @@ def test_the_command_prints_tables_and_writes_figures(tmp_path: Path, capsys: py
     ("options", "message"),
     [
         (["--model", "no-such-model"], "model must be a config.json or one of llama-2-7b"),
-        (["--gpu-memory", "80 apples"], "argument --gpu-memory"),
+        (["--gpu-memory", "80 apples"], "size must be a positive number with B, KB, MB"),
+        (["--block-size", "0"], "block_size must be an integer >= 1, got 0"),
         (["--gpu-memory", "8GiB"], "gpu_memory must hold 24.24 GiB of weights and a token in 90% of it, got '8 GiB'"),
         (["--trace", "no-such-file.csv"], "path must name a file"),
         (["--step-time", "0"], "step_time must be positive"),
