@@ -182,13 +182,19 @@ class RawModule:
         )
         toolkits = [path for path in self._search if is_toolkit(path)]
         function = name.split("<")[0].split("::")[-1].strip()
-        names, text = parameter_names(source.text, function), SourceText(source.text)
-        library = cuda_host_build.build(source, entry, self._defines, toolkits)
+
+        def load() -> RawKernel:
+            library = cuda_host_build.build(source, entry, self._defines, toolkits)
+            try:
+                return RawKernel(name, library, parameter_names(source.text, function), SourceText(source.text))
+            except OSError:
+                cuda_host_build.discard(library)
+                raise
+
         try:
-            return RawKernel(name, library, names, text)
+            return load()
         except OSError:  # built against libraries that this machine does not have, in a cache that it shares
-            cuda_host_build.discard(library)
-            return RawKernel(name, cuda_host_build.build(source, entry, self._defines, toolkits), names, text)
+            return load()
 
 
 class RawKernel:

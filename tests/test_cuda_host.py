@@ -332,22 +332,17 @@ def test_headers_named_by_macros(tmp_path: Path) -> None:
         expand(two, "main.cu", [tmp_path])
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "not for this machine"])
-def test_a_broken_module_in_the_cache_is_built_anew(damage: str) -> None:
-    code = f'extern "C" __global__ void k(int* out) {{ out[0] = 5; }}  // {damage} {os.getpid()}'
-    library = RawModule(code=code).get_function("k")._path
-    whole = library.read_bytes()
-    middle = len(whole) // 2
-    library.unlink()  # what is loaded stays as it is
-    broken = {"cut": whole[:middle], "changed": whole[:middle] + b"?" + whole[middle + 1 :], "empty": b""}
-    library.write_bytes(broken.get(damage, b"not a library"))
-    if damage == "not for this machine":
-        cuda_host_build._seal(library)
-    out = np.zeros(1, np.int32)
-    RawModule(code=code).get_function("k")((1,), (1,), (out,))
-    assert out[0] == 5
-    assert cuda_host_build._whole(library)
-    library.unlink()
+@pytest.mark.parametrize("left", [b"", b"whole", b"wh0le" + bytes(32), b"whole" + bytes(31)])
+def test_a_broken_file_in_the_cache_is_built_anew(left: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEBENCH_CACHE_DIR", str(tmp_path))
+
+    def make(target: Path) -> None:
+        target.write_bytes(b"whole")
+
+    path = cuda_host_build._cached("file", make)
+    built = path.read_bytes()
+    path.write_bytes(left)
+    assert cuda_host_build._cached("file", make).read_bytes() == built
 
 
 def test_a_broken_folder_in_the_cache_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +355,19 @@ def test_a_broken_folder_in_the_cache_is_built_anew(tmp_path: Path, monkeypatch:
     path = cuda_host_build._cached("folder", make)
     (path / "part").write_text("who")
     assert (cuda_host_build._cached("folder", make) / "part").read_text() == "whole"
+
+
+def test_a_module_that_does_not_load_is_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f'extern "C" __global__ void k(int* out) {{ out[0] = 5; }}  // {os.getpid()}'
+    with monkeypatch.context() as patched:
+        patched.setattr(cuda_host, "RawKernel", lambda name, library, *rest: library)  # not loaded
+        library: Any = RawModule(code=code).get_function("k")
+    library.write_bytes(b"not a library")
+    cuda_host_build._seal(library)
+    out = np.zeros(1, np.int32)
+    RawModule(code=code).get_function("k")((1,), (1,), (out,))
+    assert out[0] == 5
+    library.unlink()
 
 
 def test_parameter_names_through_attributes_and_defaults() -> None:
