@@ -4,6 +4,7 @@ In random data a dropped key is lost in the noise from about 130 keys on. Here i
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -92,7 +93,25 @@ def large_logits(problem: PagedAttention) -> PagedAttention:
         return problem
     queries = problem.query.astype(np.float64).reshape(problem.num_tokens, problem.num_kv_heads, problem.group, -1)
     largest = float(abs(np.einsum("thgd,khd->thgk", queries, keys)).max())
-    return problem if largest == 0 else dataclasses.replace(problem, scale=LARGE_LOGIT / largest)
+    return (
+        problem
+        if largest == 0
+        else dataclasses.replace(problem, scale=min(LARGE_LOGIT / largest, largest_scale(problem)))
+    )
+
+
+def largest_scale(problem: PagedAttention) -> float:
+    """About the largest scale with which `problem` is valid: beyond it a factor of the scores leaves float32."""
+    key_scale = 1.0 if problem.key_scale is None else float(np.max(problem.key_scale, initial=1.0))
+    by_cap = 1.0 if problem.soft_cap is None else min(float(problem.soft_cap) / 2, math.log2(math.e))
+    return float(np.finfo(np.float32).max) * (1 - 2.0**-20) * by_cap / math.log2(math.e) / key_scale
+
+
+def indifferent(problem: PagedAttention) -> PagedAttention:
+    """Queries of 0 under the largest scale: every score is 0, unless a factor of it has become infinite."""
+    probe: PagedAttention = dataclasses.replace(_copy(problem), scale=largest_scale(problem))
+    probe.query[...] = 0
+    return probe
 
 
 def large_sinks(problem: PagedAttention) -> PagedAttention:

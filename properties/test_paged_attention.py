@@ -115,6 +115,17 @@ def test_wide_window(subject: Subject, data: Any) -> None:
 
 
 @fixed(OP)
+def test_largest_scale(subject: Subject) -> None:
+    """No factor of a score becomes infinite for the largest scale there is, with a soft cap or without."""
+    for soft_cap in (None, 0.5, 30.0):
+        for cache_dtype, kv_scale in ((None, None), ("int8", "head")):
+            recipe = AttentionRecipe(soft_cap=soft_cap, cache_dtype=cache_dtype, kv_scale=kv_scale)
+            problem = probes.indifferent(recipe.build())
+            if subject.accepted(problem):
+                subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
     """Offsets do not wrap at 2^31: of blocks and their scales, of rows of the query and of the table."""
     recipe = AttentionRecipe(sequences=((1, 35), (1, 3), (1, 20)), shared=True, spare_blocks=0, group=2)

@@ -4,6 +4,7 @@ Decode, prefill, chunked prefill and mixed batches are one op: `query_start` cut
 `block_table` says where each sequence's keys and values lie.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,7 +32,8 @@ class PagedAttention(Problem):
     [num_seqs], the keys of each sequence with its new tokens; query_start int32 [num_seqs + 1]. Query head h reads KV
     head h // (num_query_heads // num_kv_heads). `window` counts the query's own position; `alibi_slopes` and `sinks`
     are float32 [num_query_heads]; `key_scale` and `value_scale` float32 scalar, [num_kv_heads] or [num_blocks,
-    block_size, num_kv_heads]. Raises ValueError for invalid values.
+    block_size, num_kv_heads]. Raises ValueError for invalid values, and for a scale or soft_cap with which the factors
+    of a score are not finite float32.
     """
 
     query: Any
@@ -89,6 +91,7 @@ class PagedAttention(Problem):
         self._validate_modifiers()
         self._validate_tables()
         self._validate_scales()
+        self._validate_factors()
 
     def _validate_arrays(self) -> None:
         require_array("query", self.query, dtypes=COMPUTE_DTYPES, ndim=3)
@@ -158,6 +161,21 @@ class PagedAttention(Problem):
             require(values.shape in allowed, name, f"have one of the shapes {allowed}", values.shape)
             used = values if values.ndim < 3 else values[self._used_slots()]
             require_all(name, used, np.isfinite(used) & (used > 0), "be finite and > 0")
+
+    def _validate_factors(self) -> None:
+        """The factors of a score are float32: to base 2, or with a soft cap to the argument of its exp2."""
+        whole = None if np.ndim(self.key_scale) == 3 else self.key_scale  # one of slots comes after the others
+        factor = abs(float(self.scale)) * (1.0 if whole is None else float(np.max(whole)))
+        most, log2_e = float(np.finfo(FLOAT32).max), math.log2(math.e)
+        if self.soft_cap is None:
+            fits = factor * log2_e <= most
+            require(fits, "scale", "be within float32 when multiplied by key_scale and log2(e)", self.scale)
+            return
+        cap = float(self.soft_cap)
+        require(factor <= most, "scale", "be within float32 when multiplied by key_scale", self.scale)
+        require(cap * log2_e <= most, "soft_cap", "be within float32 when multiplied by log2(e)", self.soft_cap)
+        rule = "not be so small that 2 log2(e) / soft_cap, or that times scale and key_scale, leaves float32"
+        require(2 * log2_e * max(factor, 1.0) <= most * cap, "soft_cap", rule, self.soft_cap)
 
     def _used_slots(self) -> tuple[Array, Array]:
         """(block ids, offsets) of every slot that a query sees."""
