@@ -95,7 +95,8 @@ def _apart(array: Array, distance: str) -> int:
 
 
 def _nbytes(arrays: Mapping[str, Array], distance: str) -> int:
-    return max(a.shape[0] * _apart(a, distance) * a.itemsize for a in arrays.values()) + len(arrays) * BETWEEN
+    longest = max(int(a.shape[0]) * _apart(a, distance) * a.itemsize for a in arrays.values())
+    return longest + len(arrays) * BETWEEN
 
 
 def _views(provider: Any, room: Any, arrays: Mapping[str, Array], distance: str) -> dict[str, Any]:
