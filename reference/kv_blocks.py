@@ -72,6 +72,8 @@ def latent_kv_bytes(
     """Bytes of a latent cache (MLA): B * S * L * (rank + rope_size) * p. One vector, neither times 2 nor per head."""
     for name, value in (("batch", batch), ("seq_len", seq_len), ("num_layers", num_layers)):
         require_int(name, value, low=0)
+    require_int("rank", rank, low=1)
+    require_int("rope_size", rope_size, low=0)
     return batch * seq_len * num_layers * _row_bytes(rank + rope_size, bytes_per_element, 0, None)
 
 

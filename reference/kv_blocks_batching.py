@@ -23,8 +23,9 @@ class Device:
 
     def __post_init__(self) -> None:
         require_int("memory", self.memory, low=1)
-        require(self.bandwidth > 0, "bandwidth", "be positive", self.bandwidth)
-        require(self.flop_rate > 0, "flop_rate", "be positive", self.flop_rate)
+        for name in ("bandwidth", "flop_rate"):
+            rate = getattr(self, name)
+            require(isinstance(rate, int | float) and rate > 0, name, "be positive", rate)
 
 
 GIB = 1 << 30
@@ -96,7 +97,8 @@ def tokens_per_second(
 
 def kv_memory(model: Model, device: Device, weights: WeightFormat, utilization: float = 0.9) -> int:
     """Bytes left for KV: `utilization` of the memory less the weights, 0 if they do not fit."""
-    require(0 < utilization <= 1, "utilization", "be in (0, 1]", utilization)
+    share = isinstance(utilization, int | float) and 0 < utilization <= 1
+    require(share, "utilization", "be in (0, 1]", utilization)
     return max(0, int(device.memory * utilization) - weight_bytes(model, weights))
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from pagebench.reference.kv_blocks_pairs import Pairs
 from pagebench.reference.kv_blocks_pool import BlockPool, Key, OutOfBlocksError
 from pagebench.reference.kv_blocks_prefix import Extra
@@ -75,7 +77,8 @@ class PagedAllocator:
         """Slot (block * block_size + offset) of the token at `position`, as slot_mapping holds it."""
         sequence = self._get(seq_id)
         low = sequence.dropped * self.block_size
-        require(low <= position < sequence.length, "position", f"be in [{low}, {sequence.length})", position)
+        inside = isinstance(position, int | np.integer) and low <= position < sequence.length
+        require(inside, "position", f"be in [{low}, {sequence.length})", position)
         return sequence.table[position // self.block_size] * self.block_size + position % self.block_size
 
     def waste(self, seq_id: int) -> int:
@@ -184,7 +187,8 @@ class PagedAllocator:
         if null is None:
             raise ValueError("null_block must be reserved to drop blocks, got null_block=False")
         sequence = self._require_on_device(seq_id)
-        require(0 <= position <= sequence.length, "position", f"be in [0, {sequence.length}]", position)
+        inside = isinstance(position, int | np.integer) and 0 <= position <= sequence.length
+        require(inside, "position", f"be in [0, {sequence.length}]", position)
         end = max(sequence.dropped, position // self.block_size)
         gone = sequence.table[sequence.dropped : end]
         self.pool.free(gone[::-1])

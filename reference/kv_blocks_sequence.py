@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from pagebench.reference.kv_blocks_pool import BlockPool, Key
 from pagebench.reference.kv_blocks_prefix import (
     ROOT,
@@ -14,6 +16,8 @@ from pagebench.reference.kv_blocks_prefix import (
     placed_by_block,
 )
 from pagebench.reference.validation import require, require_int
+
+_INTEGERS = (int, np.integer)  # a tuple is looked through faster than a union, and every token comes by here
 
 
 @dataclass(slots=True)
@@ -77,8 +81,9 @@ def prompt(
     placed outside the prompt.
     """
     block_key(ROOT, (), extras)  # rejects a bad extra key, whether or not a block is full
-    if isinstance(tokens, int):
+    if isinstance(tokens, int | float | np.number):
         require_int("tokens", tokens, low=0)
+        tokens = int(tokens)
         placed_by_block(placed_extras, tokens, block_size)
         return PagedSequence([], pool, tokens, extras, ROOT, [] if tokens == 0 else None), []
     full = len(tokens) // block_size
@@ -92,5 +97,5 @@ def prompt(
 
 def require_token(token: object) -> None:
     """ValueError unless `token` is an integer of 64 bits."""
-    whole = isinstance(token, int) and -TOKEN_LIMIT <= token < TOKEN_LIMIT
+    whole = isinstance(token, _INTEGERS) and -TOKEN_LIMIT <= token < TOKEN_LIMIT
     require(whole, "token", "be an integer of 64 bits", token)

@@ -9,13 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from pagebench.reference.models import Experts, Latent, Model
-from pagebench.reference.validation import require
+from pagebench.reference.validation import require, require_int
 
 Config = Mapping[str, Any]
 FAMILIES = (
     "llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text",
     "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
+# Values that files of these families leave out where they are their configuration class's default.
+DEFAULTS: dict[str, Config] = {
+    "qwen3": {"head_dim": 128, "num_key_value_heads": 32},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "gemma2": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+        "vocab_size": 256000,
+    },
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+        "vocab_size": 262208,
+    },
+}  # fmt: skip
 REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
 
 
@@ -42,8 +55,9 @@ def from_config(config: Config, name: str) -> Model:
         config = text
     family = config.get("model_type")
     require(family in FAMILIES, "model_type", f"be one of {', '.join(FAMILIES)}", family)
-    _require_whole(config, *REQUIRED)
     family = str(family)
+    config = _given({**DEFAULTS.get(family, {}), **config})
+    _require_whole(config, *REQUIRED)
     windowed, window = _windows(config, family)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     latent = _latent(config) if family.startswith("deepseek") else None
@@ -71,8 +85,27 @@ def from_config(config: Config, name: str) -> Model:
 
 def _require_whole(config: Config, *keys: str) -> None:
     for key in keys:
-        value = config.get(key)
-        require(isinstance(value, int) and not isinstance(value, bool), key, "be an integer", value)
+        require_int(key, config.get(key), low=1)
+
+
+# What a file may leave out or set to null: whole numbers, and switches.
+OPTIONAL = (
+    "num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "sliding_window_pattern", "q_lora_rank",
+    "n_routed_experts", "num_experts", "num_local_experts", "moe_intermediate_size", "n_shared_experts",
+    "shared_expert_intermediate_size", "first_k_dense_replace",
+)  # fmt: skip
+SWITCHES = ("tie_word_embeddings", "attention_bias", "use_sliding_window")
+
+
+def _given(config: Config) -> Config:
+    """The configuration without what is null; ValueError for an optional value of another kind."""
+    given = {key: value for key, value in config.items() if value is not None}
+    for key in OPTIONAL:
+        if key in given:
+            require_int(key, given[key], low=0)
+    for key in SWITCHES:
+        require(isinstance(given.get(key, False), bool), key, "be true or false", given.get(key))
+    return given
 
 
 def _windows(config: Config, family: str) -> tuple[int, int | None]:
@@ -87,7 +120,7 @@ def _windows(config: Config, family: str) -> tuple[int, int | None]:
     elif family == "gemma2":
         count = -(-layers // 2)  # layers 0, 2, 4, ...
     elif family == "gemma3_text":
-        count = layers - layers // config.get("sliding_window_pattern", 6)  # all but every sixth
+        count = layers - layers // (config.get("sliding_window_pattern") or 6)  # all but every sixth
     elif family.startswith("qwen"):
         count = max(0, layers - config.get("max_window_layers", layers))
     else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -195,12 +196,27 @@ def test_text_part_of_a_multimodal_config(tmp_path: Path) -> None:
     assert model.cached_tokens(10_000) == 10 * 10_000 + 52 * 1024
 
 
+def test_what_a_config_leaves_out_is_its_familys_default(tmp_path: Path) -> None:
+    text = {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    model = read_config(path)
+    assert (model.num_query_heads, model.num_kv_heads, model.head_size, model.vocab_size) == (8, 4, 256, 262_208)
+    assert (model.num_windowed_layers, model.window) == (29, 1024)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type must be one of llama"),
-        ({"hidden_size": None}, "hidden_size must be an integer, got None"),
-        ({"num_hidden_layers": 0}, "num_layers must be an integer >= 1, got 0"),
+        ({"hidden_size": None}, "hidden_size must be an integer >= 1, got None"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer >= 1, got 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be an integer >= 1, got 0"),
+        ({"head_dim": "128"}, "head_dim must be an integer >= 0, got '128'"),
+        ({"attention_bias": "no"}, "attention_bias must be true or false, got 'no'"),
         ({"num_key_value_heads": 5}, "num_query_heads must be a multiple of num_kv_heads"),
         ({"num_local_experts": 4}, "num_experts_per_tok must be an integer"),
     ],
@@ -378,6 +394,25 @@ def test_external_fragmentation_is_told_apart() -> None:
         allocator.reserve(4, 41)
     assert not error.value.fragmented
     assert (allocator.refused, allocator.refused_fragmented) == (2, 1)
+
+
+def test_positions_tokens_and_their_number_may_be_numpys() -> None:
+    allocator = PagedAllocator(8, 4, null_block=True)
+    allocator.create(0, np.arange(6))
+    allocator.create(1, np.int64(3))
+    assert allocator.append(0, np.int64(6)) == ()
+    assert allocator.create(2, range(6)) == 4, "the same tokens as Python's"
+    assert allocator.slot(0, np.int64(5)) == allocator.slot(0, 5)
+    before = allocator.snapshot()
+    for call in (
+        lambda: allocator.slot(0, 1.5),  # type: ignore[arg-type]  # that is the point, here and below
+        lambda: allocator.drop_before(0, 1.5),  # type: ignore[arg-type]
+        lambda: allocator.append(0, 1.5),  # type: ignore[arg-type]
+        lambda: allocator.create(3, 1.5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match=r"(position|tokens?) must "):
+            call()
+    assert allocator.snapshot() == before
 
 
 def test_spare_blocks_stay_available() -> None:
