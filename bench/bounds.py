@@ -7,7 +7,8 @@ feature; for merge_states a dtype and a distance of the two lses. A ratio above 
 none; one below 0.02 says that the bound is too wide to see much.
 
 Results go to results/bounds.json after every few problems, and a later call goes on behind the last one stored. It
-starts afresh where the kernels, the bound or the drawing have changed since. `--index N` runs one problem again.
+starts afresh where the kernels, the bound, the drawing or a package have changed since. `--index N` runs one problem
+again.
 """
 
 import argparse
@@ -120,13 +121,16 @@ def store(path: Path, data: dict[str, Any]) -> None:
 def run(spec: str, op: str, *, problems: int, seed: int, path: Path) -> dict[str, Any]:
     """Measure until `problems` are done, beginning behind those that `path` has; what is then stored for this run."""
     provider = load_provider(spec)
+    if provider.unavailable() is not None:
+        raise RuntimeError(f"{spec} cannot run here: {provider.unavailable()}")
     key = f"{spec}, {op}, seed {seed}"
     done = load(path)["runs"].get(key, {})
-    if done and done["sources"] != sources():
-        print(f"{key}: kernels, bound or drawing have changed; starting afresh", file=sys.stderr)
+    begun_with = {"sources": sources(), "versions": versions()}
+    if done and any(done[name] != now for name, now in begun_with.items()):
+        print(f"{key}: kernels, bound, drawing or packages have changed; starting afresh", file=sys.stderr)
         done = {}
     if not done:
-        done = {"provider": spec, "op": op, "seed": seed, "problems": 0, "sources": sources(), "cells": {}}
+        done = {"provider": spec, "op": op, "seed": seed, "problems": 0, "cells": {}, **begun_with}
     for index in range(done["problems"], problems):
         try:
             measure(provider, op, seed, index, done["cells"])
@@ -141,7 +145,7 @@ def run(spec: str, op: str, *, problems: int, seed: int, path: Path) -> dict[str
 
 def _keep(path: Path, key: str, done: dict[str, Any]) -> None:
     data = load(path)  # another provider's run may have stored something meanwhile
-    data["runs"][key] = {**done, "versions": versions()}
+    data["runs"][key] = done
     store(path, data)
 
 

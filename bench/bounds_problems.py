@@ -1,10 +1,10 @@
 """Problems whose results come as near to the error bound as float32 sums can bring them, drawn from a seed.
 
-Roundings of unlike numbers cancel; those of equal ones do not. So most problems of paged attention with many keys in
-float32, where sums lose most, have equal weights or all but one equal, and values that are one number for each column,
-or one in the first half of the keys and another of the opposite sign in the second. The others have scores that are
-random, small, large, rising or one of them above all others, and values that are random or of one sign; in 16 bits the
-rounding of the result shows most, which equal values need not have.
+Roundings of unlike numbers cancel; those of equal ones do not. So half of the problems of paged attention with many
+keys in float32, where sums lose most, have equal weights or all but few equal, and values that are one number for each
+column, or one in the first half of the keys and another of the opposite sign in the second. The others have scores that
+are random, small, large (which leaves few keys that count), rising or one of them above all others, and values that are
+random or of one sign; in 16 bits the rounding of the result shows most, which equal values need not have.
 
 The n-th problem of a seed is always the same one, whatever was drawn before it.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.properties.paged_attention_recipes import DTYPES, AttentionRecipe
-from pagebench.reference.dtypes import INT8, Array, round_to
+from pagebench.reference.dtypes import INT8, Array, round_to, to_float64
 from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
@@ -38,9 +38,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "groups": {},
 }
 # Few different numbers, and many.
-EQUAL_SCORES, EQUAL_VALUES = ("equal", "all but one equal", "all but one equal"), ("constant", "halves")
-SCORES, VALUES = ("normal", "small", "large", "rising", "peaked", "equal"), ("normal", "normal", "positive", "halves")
+EQUAL_SCORES, EQUAL_VALUES = ("equal", "all but few equal", "all but few equal"), ("constant", "halves")
+SCORES = ("normal", "small", "large", "large", "large", "rising", "peaked", "equal")
+VALUES = ("normal", "normal", "positive", "halves")
 MANY_KEYS = 100
+INT8_ONE = 20  # the code of 1.0
+EACH_SUM = 100  # keys from one that is above the others to the next, so that any tile or split of a kernel has seen one
 DIFFERENCES = (0.0, 0.1, 1.0, 10.0)  # of merged lses: from each to the next, and from 10 to 80
 
 
@@ -62,6 +65,8 @@ def attention(seed: int, index: int, provider: Any) -> Drawn:
     feature = list(FEATURES)[index // 12 % len(FEATURES)]
     recipe = _recipe(rng, dtype, _keys(rng, low), feature)
     scores, values = _kinds(rng, dtype == "float32" and low >= MANY_KEYS)
+    if scores == "equal" and recipe.cache_dtype:  # sums of such short numbers are exact
+        scores = "all but few equal"
     problem = recipe.build()
     if recipe.alibi:  # from no slope to one that leaves a handful of keys
         slopes = rng.choice([-1, 1], recipe.num_query_heads) * 2.0 ** rng.uniform(-16, 0, recipe.num_query_heads)
@@ -80,7 +85,7 @@ def _keys(rng: np.random.Generator, low: int) -> int:
 
 
 def _kinds(rng: np.random.Generator, equal: bool) -> tuple[str, str]:
-    if rng.random() < (0.7 if equal else 0.1):
+    if rng.random() < (0.5 if equal else 0.1):
         return str(rng.choice(EQUAL_SCORES)), str(rng.choice(EQUAL_VALUES))
     return str(rng.choice(SCORES)), str(rng.choice(VALUES))
 
@@ -90,21 +95,30 @@ def _recipe(rng: np.random.Generator, dtype: str, keys: int, feature: str) -> At
     window = keys if feature == "window" else None
     length = keys + (int(rng.integers(1, 100)) if window else 0)
     queries = int(rng.integers(2, 17 if small else 4)) if feature == "causal prefill" else 1
+    head_size = int(rng.choice([16, 16, 24, 64] if small else [16, 16, 16, 24]))
     quantised = "cache_dtype" in FEATURES[feature]
     return AttentionRecipe(
         dtype=dtype,
-        head_size=int(rng.choice([16, 16, 24, 64] if small else [16, 16, 24])),
-        group=int(rng.choice([4, 5, 8, 16] if feature == "groups" else [1, 2])),
-        num_kv_heads=2 if small and rng.random() < 0.5 else 1,
+        head_size=head_size,
+        group=int(rng.choice(_groups(feature, quantised))),
+        num_kv_heads=int(rng.choice([1, 2])),
         block_size=int(rng.choice([1, 3, 16, 32])) if small else 16,
         sequences=((queries, length), *([(1, keys)] if small and rng.random() < 0.3 else [])),
         causal=bool(feature in ("window", "causal prefill", "alibi") or rng.random() < 0.5),
         window=window,
+        scale=1 / (INT8_ONE * math.sqrt(head_size)) if feature == "int8" else None,
         soft_cap=float(2.0 ** rng.uniform(-1, 6)) if feature == "soft cap" else None,
-        kv_scale=str(rng.choice(["scalar", "head", "slot"])) if quantised else None,
+        kv_scale=str(rng.choice(["scalar", "scalar", "head", "head", "slot"])) if quantised else None,
         seed=int(rng.integers(2**32)),
         **FEATURES[feature],
     )
+
+
+def _groups(feature: str, quantised: bool) -> list[int]:
+    """Query heads per KV head. Codes have few digits: it takes the weights of several heads to make unlike products."""
+    if feature == "groups":
+        return [4, 5, 8, 16]
+    return [1, 8] if quantised else [1, 2]
 
 
 def _variant(rng: np.random.Generator, feature: str, provider: Any, problem: Problem) -> dict[str, Any]:
@@ -126,26 +140,28 @@ def _fill(problem: PagedAttention, seq: int, scores: str, values: str, rng: np.r
     shape = (at.size, problem.num_kv_heads, problem.head_size)
     rows = problem.query_rows(seq)
     problem.query[rows] = round_to(rng.standard_normal(problem.query[rows].shape), problem.query.dtype)
-    _write(problem.key_cache, blocks, offsets, _key_numbers(scores, shape, rng))
+    first_heads = to_float64(problem.query[rows.start, :: problem.group])
+    _write(problem.key_cache, blocks, offsets, _key_numbers(scores, shape, first_heads, rng))
     _write(problem.value_cache, blocks, offsets, _value_numbers(values, shape, rng))
 
 
 def _write(cache: Array, blocks: Array, offsets: Array, numbers: Array) -> None:
-    cache[blocks, offsets] = (
-        np.rint(20 * numbers).astype(INT8) if cache.dtype == INT8 else round_to(numbers, cache.dtype)
-    )
+    codes = cache.dtype == INT8
+    cache[blocks, offsets] = np.rint(INT8_ONE * numbers).astype(INT8) if codes else round_to(numbers, cache.dtype)
 
 
-def _key_numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """float64 [keys, num_kv_heads, head_size]."""
+def _key_numbers(kind: str, shape: tuple[int, ...], direction: Array, rng: np.random.Generator) -> Array:
+    """float64 [keys, num_kv_heads, head_size]; `direction` [num_kv_heads, head_size] is that of a query head of each.
+
+    The few keys above the others are so for that head: the others' weights are then any numbers, and not 1.
+    """
     if kind in ("normal", "large", "small"):
         return rng.standard_normal(shape) * (0.1 if kind == "small" else 1.0)
-    direction = rng.standard_normal(shape[1:])
     if kind == "rising":
         return direction * np.linspace(-1, 1, shape[0])[:, None, None] * rng.uniform(0.1, 3)
     keys = np.zeros(shape)
-    if kind == "all but one equal":
-        keys[rng.integers(shape[0])] = direction * rng.uniform(0.1, 1)
+    if kind == "all but few equal":
+        keys[:: int(rng.choice([EACH_SUM, shape[0]]))] = direction * rng.uniform(0.02, 0.5)
     elif kind == "peaked":
         keys = rng.standard_normal(shape) * 0.1
         keys[rng.integers(shape[0])] = direction * 5

@@ -5,6 +5,7 @@ ALiBi; sinks and what those two cannot express are written out below in a few li
 """
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from pagebench.kernels.providers import load_provider
-from pagebench.properties import contracts, strategies
+from pagebench.properties import contracts, merge_states_relations, strategies
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.properties.support import everything
 from pagebench.reference import error_bounds, merge_states
@@ -161,6 +162,64 @@ def test_every_valid_problem_is_accepted() -> None:
         pick = strategies.Picker(rng.integers(0, 256, 64, np.uint8).tobytes())
         merge = strategies.merge_recipe(pick, everything("merge_states")).build()
         assert [provider.rejects(each) for provider in providers for each in (problem, merge)] == [None] * 4
+
+
+MODIFIERS: dict[str, Any] = {"window": 6, "soft_cap": 1.0, "alibi": True, "sinks": True}
+
+
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("pair", list(itertools.combinations(MODIFIERS, 2)), ids=" and ".join)
+def test_modifiers_in_every_pair(name: str, dtype: str, pair: tuple[str, str]) -> None:
+    """Prefill and decode in one batch, several tiles and splits each."""
+    provider = load_provider(name)
+    if provider.unavailable() is not None:
+        pytest.skip(str(provider.unavailable()))
+    chosen = {each: MODIFIERS[each] for each in pair}
+    problem = problem_of(dtype=dtype, num_kv_heads=1, sequences=((1, 37), (5, 21), (0, 5), (2, 1)), **chosen)
+    contracts.check(provider, problem, variant={"split": 16, "tile": 16})
+
+
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+@pytest.mark.parametrize("modifier", ["window", "ALiBi", "window and ALiBi"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_halves_with_a_window_or_alibi_make_the_whole(name: str, modifier: str, dtype: str) -> None:
+    """A decode over 40 keys, whose query sits at the last of them, merged with one over the 21 keys behind those.
+
+    The first half's window ends 21 keys earlier. Its ALiBi counts from 21 keys before the query's true position, which
+    adds slope * 21 to its lse; its sink, which has no position, must be raised by as much.
+    """
+    provider = load_provider(name)
+    if provider.unavailable() is not None:
+        pytest.skip(str(provider.unavailable()))
+    before, behind, size = 40, 21, 4
+    window = 45 if "window" in modifier else None
+    alibi = "ALiBi" in modifier
+    whole = problem_of(sequences=((1, before + behind),), dtype=dtype, alibi=alibi, window=window, sinks=True)
+    moved = whole.alibi_slopes[None] * np.float32(behind) if alibi else np.zeros((1, 6), np.float32)
+    first = dataclasses.replace(
+        whole,
+        seq_lens=np.array([before], np.int32),
+        window=None if window is None else window - behind,
+        sinks=whole.sinks + moved[0],
+    )
+    rest = dataclasses.replace(
+        whole,
+        seq_lens=np.array([behind], np.int32),
+        block_table=np.ascontiguousarray(whole.block_table[:, before // size :]),
+        window=None,
+        sinks=None,
+    )
+    (out, lse), other = ([provider.to_host(x) for x in provider.paged_attention(p.on(provider))] for p in (first, rest))
+    merge = MergeStates(out, lse - moved, *other)
+    got = [provider.to_host(x) for x in provider.merge_states(merge.on(provider))]
+    of_moving = 2 * error_bounds.U * (abs(moved) + abs(merge.lse_a) + abs(first.sinks))
+    sizes = (of_moving[..., None] * (abs(to_float64(merge.out_a)) + abs(to_float64(merge.out_b))), of_moving)
+    bounds = merge_states_relations._bounds(merge, (first, rest))
+    for each, result, right, bound, more in zip(
+        ("out", "lse"), got, attention.paged_attention(whole), bounds, sizes, strict=True
+    ):
+        error_bounds.assert_close(each, result, right, bound + more)
 
 
 PAIRS = [
