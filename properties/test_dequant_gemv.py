@@ -55,7 +55,11 @@ def test_exact_sums(subject: Subject) -> None:
 @fixed(OP)
 def test_far_rows(subject: Subject) -> None:
     """Offsets of rows do not wrap at 2^31: of x, and of packed arrays along either side of the weight."""
-    for format in ("q8_0", "gptq_v2", "int8"):  # the packed arrays of every format are held to it as `dequantize`
+    for format in (
+        "q8_0",
+        "gptq_v2",
+        "pack_quantized_4",
+    ):  # the packed arrays of every format are held to it as `dequantize`
         problem = subject.with_contract(GemvRecipe(format, rows=3, columns=3, m=3).build())
         if subject.accepted(problem):
             subject.hold(far_blocks.check_far_blocks, problem)

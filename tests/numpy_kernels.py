@@ -141,16 +141,26 @@ class Attention(NumpyKernels):
 
     def merge(self, p: PagedAttention, seq: int, parts: Array, out: Array, lse: Array) -> None:
         acc, top, total = parts[..., :-2], parts[..., -2], parts[..., -1]
-        best = top.max(axis=2, initial=-np.inf)
+        best = self.best(top)
         if p.sinks is not None:
             best = np.maximum(best, p.sinks)
         best = np.where(np.isinf(best), 0, best)
-        factor = np.exp(top - best[..., None])
+        factor = self.rescale(top, best[..., None])
         total = (factor * total).sum(axis=2) + self.sink(p, best, parts.shape[2])
         weighted = (factor[..., None] * acc).sum(axis=2)
         self.store(p, out, weighted / np.where(total == 0, 1, total)[..., None])
         with np.errstate(divide="ignore"):
             lse[...] = self.log(total, best)
+
+    def best(self, top: Array) -> Array:
+        """float32 [rows, heads] of the splits' top [rows, heads, splits]."""
+        best: Array = top.max(axis=2, initial=-np.inf)
+        return best
+
+    def rescale(self, top: Array, best: Array) -> Array:
+        """What each split's sums are multiplied by."""
+        factor: Array = np.exp(top - best)
+        return factor
 
     def sink(self, p: PagedAttention, best: Array, splits: int) -> Any:
         return 0 if p.sinks is None else np.exp(p.sinks - best)

@@ -303,6 +303,18 @@ class NoMaximumSubtracted(Attention):
             super().merge(p, seq, parts, out, lse)
 
 
+class LastSplitDropped(Attention):
+    def merge(self, p: PagedAttention, seq: int, parts: Array, out: Array, lse: Array) -> None:
+        super().merge(p, seq, parts[:, :, : max(parts.shape[2] - 1, 1)], out, lse)
+
+
+class SplitsNotRescaled(Attention):
+    """Each split's sums are added up as if all had the same maximum."""
+
+    def rescale(self, top: Array, best: Array) -> Array:
+        return np.where(np.isinf(top), 0, np.ones_like(top))
+
+
 class AccumulatedInHalf(Attention):
     def weigh(self, p: PagedAttention, weight: Array, value: Array) -> Array:
         total = np.zeros((weight.shape[0], weight.shape[1], value.shape[2]), FLOAT16)
