@@ -111,14 +111,16 @@ def test_long_sequences_get_longer_splits_not_more() -> None:
     check_decode(decode_problem([100, 33]), split=16, max_splits=2, tile=16)
 
 
-def test_addresses_beyond_two_to_the_31() -> None:
+@pytest.mark.parametrize("gap", [0, 1], ids=["wide accesses", "odd stride"])
+def test_addresses_beyond_two_to_the_31(gap: int) -> None:
     if not triton.interpreted:
         pytest.skip("on a GPU untouched memory is not free")
     problem = decode_problem([20])
     last = 2**31 // (16 * 32)  # the first block whose offset in elements passes 2^31
     device = problem.on(triton)
     for name in ("key_cache", "value_cache"):
-        cache = torch.empty((last + 2, 16, 1, 32), dtype=torch.float16)  # 4 GiB, of which a few pages are touched
+        room = torch.empty((last + 2) * (512 + gap), dtype=torch.float16)  # 4 GiB, of which a few pages are touched
+        cache = room.as_strided((last + 2, 16, 1, 32), (512 + gap, 32, 32, 1))
         cache[last : last + 2] = getattr(device, name)[problem.block_table[0, :2].tolist()]
         object.__setattr__(device, name, cache)
     device.block_table[0, :2] = torch.tensor([last, last + 1], dtype=torch.int32)
