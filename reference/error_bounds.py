@@ -93,7 +93,7 @@ def paged_attention(problem: attention.PagedAttention) -> tuple[Array, Array]:
     lse_bound = np.zeros(problem.query.shape[:2])
     for part in attention.sequences(problem):
         heads, rows, keys = part.scores.shape
-        some = max(1, AT_A_TIME // max(rows * keys, 1))
+        some = problem.group * max(1, AT_A_TIME // max(problem.group * rows * keys, 1))
         for first in range(0, heads, some):
             errors = _Errors(problem, part, slice(first, first + some))
             out_bound[part.rows, first : first + some] = errors.of_out().swapaxes(0, 1)
@@ -102,7 +102,10 @@ def paged_attention(problem: attention.PagedAttention) -> tuple[Array, Array]:
 
 
 class _Errors:
-    """Some heads of one sequence; arrays are [heads, rows, keys] or [heads, rows], names as in the docstring."""
+    """Heads of whole groups of one sequence; arrays are [heads, rows, keys] or [heads, rows] but for the values.
+
+    Names are those of the docstring.
+    """
 
     def __init__(self, problem: attention.PagedAttention, part: attention.Scores, heads: slice) -> None:
         self.dtype = problem.query.dtype
@@ -110,7 +113,9 @@ class _Errors:
         self.u_p = 0.0 if self.dtype == FLOAT32 else self.u_q
         self.u_s = U if self.dtype == FLOAT32 else 2 * U
         self.u_k = self.u_q if problem.key_cache.dtype in QUANTISED_DTYPES else 0.0
-        self.values = np.ascontiguousarray(part.values[:, heads].swapaxes(0, 1))  # [heads, keys, head_size]
+        self.group = problem.group
+        self.values = np.ascontiguousarray(part.values[:, heads][:, :: self.group].swapaxes(0, 1))
+        self.size = abs(self.values)  # [num_kv_heads, keys, head_size], as the values
         self.scores = part.scores[heads]
         self.seen = np.isfinite(self.scores)
         self.sinks = None if problem.sinks is None else problem.sinks[heads].astype(np.float64)
@@ -166,13 +171,13 @@ class _Errors:
 
     def of_out(self) -> Array:
         """Bound of out, [heads, rows, head_size]."""
-        out, size = self.weights @ self.values, abs(self.values)
+        out = self._sum(self.weights, self.values)
         own = self.weights * (self.u_p + self.u_k + U * (4 + self.rescalings)) + self._lost_weight()
         keys = np.maximum(self.seen.sum(axis=2), 1)[..., None]
         lowest, highest = self._extremes()
-        error = own @ size + keys * FLUSHED
+        error = self._sum(own, self.size) + keys * FLUSHED
         error += np.minimum(self._moved(out), np.maximum(highest - out, out - lowest))
-        error += self._of_weighted_sum(size, np.maximum(abs(lowest), abs(highest)))
+        error += self._of_weighted_sum(np.maximum(abs(lowest), abs(highest)))
         error += abs(out) * ((self._of_denominator() + U * (self.rescaled + 4))[..., None] + self.u_q)
         bound: Array = SECOND_ORDER * error + half_smallest_subnormal(self.dtype)
         return bound
@@ -184,41 +189,48 @@ class _Errors:
         error = np.log1p(self.mean) + self._of_denominator() + steps
         return SECOND_ORDER * np.where(self.some, error, 0.0)
 
+    def _sum(self, weights: Array, values: Array) -> Array:
+        """sum over keys, [heads, rows, head_size]; each KV head's values serve its group."""
+        heads, rows, keys = weights.shape
+        of_groups = np.einsum("hrk,hkd->hrd", weights.reshape(values.shape[0], self.group * rows, keys), values)
+        sums: Array = of_groups.reshape(heads, rows, values.shape[2])
+        return sums
+
     def _of_denominator(self) -> Array:
         return self._any_order(np.concatenate([self.weights, self.sink_weight[..., None]], axis=2))
 
     def _moved(self, out: Array) -> Array:
         """What errors that both sums carry do to the mean, [heads, rows, head_size]."""
         # sum w e (v - out)^2, about a value of each column so that equal values cancel.
-        centre = self.values[:, :1] if self.values.size else 0.0
-        values, mean = self.values - centre, out - centre
-        keys = self.shared.sum(axis=2)[..., None]
-        square = self.shared @ values**2 - 2 * mean * (self.shared @ values) + mean**2 * keys
-        square = np.maximum(square, 0.0) + self.sink_shared[..., None] * out**2  # rounding may leave less than 0
-        total = self.mean[..., None]
+        centre = self.values[:, :1] if self.values.size else np.zeros((self.values.shape[0], 1, 1))
+        values, mean = self.values - centre, out - np.repeat(centre, self.group, axis=0)
+        total, keys = self.mean[..., None], self.shared.sum(axis=2)[..., None]
+        lost = (values.shape[1] + 8) * 2.0**-52  # of these sums in float64
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            squares, middle = self._sum(self.shared, values**2), mean**2 * keys
+            square = squares - 2 * mean * self._sum(self.shared, values) + middle
+            square = np.maximum(square, 0.0) + lost * (squares + middle) + self.sink_shared[..., None] * out**2
             moved: Array = np.sqrt(total * square) / np.maximum(1 - total, 0.0)
         return np.where(total < 1, moved, np.inf)
 
     def _extremes(self) -> tuple[Array, Array]:
         """Smallest and largest value of the keys that a row sees, and the sink's 0: [heads, rows, head_size]."""
-        heads, rows, _ = self.scores.shape
-        shape = (heads, rows, self.values.shape[2])
+        shape = (self.values.shape[0], self.scores.shape[1], self.values.shape[2])
         lowest, highest = np.zeros(shape), np.zeros(shape)
         for row, seen in enumerate(self.seen[0]):  # alike in all heads
             if seen.any():
                 values = self.values if seen.all() else self.values[:, seen]
                 lowest[:, row], highest[:, row] = values.min(axis=1), values.max(axis=1)
         if self.sinks is not None:
-            return np.minimum(lowest, 0.0), np.maximum(highest, 0.0)
-        return lowest, highest
+            lowest, highest = np.minimum(lowest, 0.0), np.maximum(highest, 0.0)
+        return np.repeat(lowest, self.group, axis=0), np.repeat(highest, self.group, axis=0)
 
-    def _of_weighted_sum(self, size: Array, largest: Array) -> Array:
+    def _of_weighted_sum(self, largest: Array) -> Array:
         """N of the docstring, [heads, rows, head_size]."""
         many = self.weights > U
         count = np.minimum(many.sum(axis=2, keepdims=True), LONGEST)
         each = self.weights * (self.u_s * count + np.where(many, 0.0, 1.0))
-        lost: Array = np.minimum(each @ size, largest * self._any_order(self.weights)[..., None])
+        lost: Array = np.minimum(self._sum(each, self.size), largest * self._any_order(self.weights)[..., None])
         return lost
 
     def _lost_weight(self) -> Array:
