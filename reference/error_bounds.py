@@ -9,7 +9,8 @@ The model. u = 2^-24 is the unit roundoff of float32, u_q that of the query's dt
   (5) add up the weights and the weighted values in float32, in any order, tiles and split, also one after the other;
       no term goes through more than LONGEST = 2^14 additions: whoever has more keys than that adds them up in parts,
   (6) divide, and round the result to the query's dtype.
-An addition rounds to nearest, u, for a float32 query. Tensor cores cut off instead: u_s = 2 u for a 16-bit query.
+An addition rounds to nearest, u, for a float32 query. Tensor cores cut off instead what is shifted out of the sum:
+u_s = 2 u for a 16-bit query.
 Nothing here is a probability: the bound holds also where all roundings go one way, as when equal numbers are added up.
 
 Sums. Adding A and B loses at most min(u_s (A + B), A, B) in magnitudes, as A and B are numbers that float32 holds.
