@@ -57,7 +57,18 @@ def tests(session: nox.Session) -> None:
     """Run the whole test suite: properties of both providers and tests of the harness, in minutes and without a GPU."""
     install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH, *DRAWING)
     workers = str(min(os.cpu_count() or 1, 4))
-    python(session, "-m", "pytest", "-n", workers, "--allowed-skips", "tests/allowed_skips.toml", *session.posargs)
+    python(
+        session,
+        "-m",
+        "pytest",
+        "-n",
+        workers,
+        "--dist",
+        "worksteal",
+        "--allowed-skips",
+        "tests/allowed_skips.toml",
+        *session.posargs,
+    )
 
 
 @nox.session

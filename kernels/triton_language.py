@@ -59,8 +59,49 @@ def _patches() -> list[tuple[Any, str, Any, Any]]:
     return [*found.values(), *((owner, name, new, vars(owner)[name]) for owner, name, new in shorter)]
 
 
+# Types that an operation on two tensors of the type, or on one and a number of these Python types, leaves as they are.
+_PLAIN: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), (int,)),
+    **dict.fromkeys(("fp16", "fp32", "fp64"), (int, float)),
+}
+_DIVIDED_AS_FLOAT32 = ("fp16",)
+_MOST_CONSTANTS = 4096
+_constants: dict[tuple[str, type, float], Any] = {}  # a scalar's handle; nothing writes to a handle's array
+
+
 class Semantic(interpreter.TritonSemantic):  # type: ignore[misc]  # Triton has no type information
-    """The rules of `tl` operations, with the one that every operation goes through made short."""
+    """The rules of `tl` operations, with those that every operation goes through made short."""
+
+    def binary_op_type_checking_impl(
+        self,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:
+        if type(lhs) is tl.tensor and not (div_or_mod and lhs.dtype.name in _DIVIDED_AS_FLOAT32):
+            name = lhs.dtype.name
+            if type(rhs) is tl.tensor:
+                if rhs.dtype.name == name and name in _PLAIN:
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif type(rhs) in _PLAIN.get(name, ()):
+                return self.broadcast_impl_value(lhs, self._constant(rhs, lhs.dtype))
+        both: tuple[Any, Any] = super().binary_op_type_checking_impl(
+            lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        )
+        return both
+
+    def _constant(self, value: float, dtype: Any) -> Any:
+        key = (dtype.name, type(value), value)
+        handle = _constants.get(key) if value else None
+        if handle is None:
+            constant = self._cast_to_computation_type(value, dtype)  # raises where the type does not hold it
+            handle = constant.handle
+            if value and len(_constants) < _MOST_CONSTANTS:  # 0.0 and -0.0 are one key
+                _constants[key] = handle
+        return self.tensor(handle, dtype)
 
     def broadcast_impl_value(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         left, right = lhs.type, rhs.type

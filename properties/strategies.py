@@ -25,6 +25,7 @@ from pagebench.reference.paged_attention import PagedAttention
 # with each KV head repeated for its group.
 MAX_ELEMENTS = 75_000
 MAX_PRODUCTS = 500_000
+MAX_RESULTS = 200  # rows of out, each a program of its own where a kernel reduces splits; three queries in any case
 TILES = (16, 32, 64, 128)  # lengths at which kernels like to change tile or split
 
 
@@ -101,7 +102,8 @@ def attention_recipe(pick: Picker, support: Support) -> AttentionRecipe:
     most_keys = max(min(MAX_KEYS, MAX_ELEMENTS // (heads * head_size), MAX_PRODUCTS // (heads * group * head_size)), 2)
     decode = pick(axes["sequences"]) == "decode"
     count = pick((1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 0))
-    sequences = tuple(_sequence(pick, decode, block_size, most_keys) for _ in range(count))
+    most_queries = 1 if decode else max(MAX_RESULTS // (heads * group * max(count, 1)), 3)
+    sequences = tuple(_sequence(pick, most_queries, block_size, most_keys) for _ in range(count))
     return AttentionRecipe(
         dtype=pick(axes["dtype"]),
         head_size=head_size,
@@ -130,15 +132,15 @@ def attention_recipe(pick: Picker, support: Support) -> AttentionRecipe:
     )
 
 
-def _sequence(pick: Picker, decode: bool, block_size: int, most_keys: int) -> tuple[int, int]:
+def _sequence(pick: Picker, most_queries: int, block_size: int, most_keys: int) -> tuple[int, int]:
     """(queries, keys)."""
     unit = pick((block_size, block_size, *TILES))
     multiples = (*range(1, max(most_keys // unit, 1) + 1),) * 2 + (0,)
     keys = unit * pick(multiples) + pick((0, 1, -1))
     keys = min(max(keys, 0), max(most_keys, 1))
-    if decode:
+    if most_queries == 1:
         return pick((1, 1, 1, 1, 1, 1, 1, 0)), keys
-    return pick((0, 1, 2, 3, min(keys, 20), min(keys, 20) + 1)), keys
+    return min(pick((0, 1, 2, 3, min(keys, 20), min(keys, 20) + 1)), most_queries), keys
 
 
 def merge_recipe(pick: Picker, support: Support) -> MergeRecipe:
