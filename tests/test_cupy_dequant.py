@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dequant_cases import EVERY_FORM, EVERY_FORMAT, make
 
-from pagebench.kernels import cuda_host, dequant_layouts
+from pagebench.kernels import dequant_layouts
 from pagebench.kernels.cupy_provider import CupyProvider, provider
 from pagebench.reference import error_bounds
 from pagebench.reference.dequant import Dequantize, default_contract, dequantize
@@ -151,55 +151,3 @@ def test_every_format_of_the_reference_is_registered_once() -> None:
     for name, format in [*rows.items(), *columns.items()]:
         assert set(format.contracts) <= set(FORMATS[name].contracts)
         assert provider.contract(name) == default_contract(name)
-
-
-@pytest.mark.skipif(provider.device.on_gpu, reason="untouched pages cost nothing in host memory only")
-@pytest.mark.parametrize(
-    ("format", "shape", "name"),
-    [
-        ("fp8_e4m3", (1 << 20, 4096), "weight"),
-        ("mxfp4", (1 << 21, 2112), "blocks"),
-        ("awq", (1 << 17, 33_000), "qweight"),
-    ],
-)
-def test_outputs_beyond_32_bits(format: str, shape: tuple[int, int], name: str) -> None:
-    """More than 2^32 weights in memory that is not touched, and of the programs only the first and the last."""
-    form = "channel" if format == "fp8_e4m3" else None
-    axis = 1 if format == "awq" else 0  # of the output's rows
-    few = tuple(8 if i == axis else size for i, size in enumerate(shape))
-    small = make(format, form, shape=few, group_size=-1 if format == "awq" else None, dtype=FLOAT16)
-    specs = FORMATS[format].specs(form or "plain", shape, small.group_size)
-    packed = {key: np.empty(spec.shape, spec.dtypes[0]) for key, spec in specs.items()}
-    for key, array in small.packed.items():
-        packed[key][: len(array)] = packed[key][-len(array) :] = array
-    out = np.empty(shape[::-1] if axis else shape, FLOAT16)
-    large = dataclasses.replace(small, packed=packed, shape=shape)
-    for last in (False, True):
-        run_one_program(large, out, last)
-    expected = np.ascontiguousarray(dequantize(small).T if axis else dequantize(small)).reshape(-1)
-    got = out.reshape(-1)
-    size = 1024  # of a program's weights at least, but for the last of a row
-    error_bounds.assert_same_bits("first", got[:size], expected[:size])
-    size = min(64, size)
-    error_bounds.assert_same_bits("last", got[-size:], expected[-size:])
-
-
-def run_one_program(problem: Dequantize, out: Array, last: bool) -> None:
-    """Launch the first or the last program of a dequantisation to `out`."""
-
-    class OneProgram:
-        def __init__(self, code: str, **options: Any) -> None:
-            self.code, self.options = code, options
-
-        def get_function(self, name: str) -> Any:
-            def launch(grid: tuple[int], *arguments: Any, **more: Any) -> None:
-                code = self.code.replace("blockIdx.x", "(blockIdx.x + FIRST_PROGRAM)")
-                first = f"-DFIRST_PROGRAM={grid[0] - 1 if last else 0}u"
-                options = {**self.options, "options": (*self.options["options"], first)}
-                cuda_host.RawModule(code, **options).get_function(name)((1,), *arguments, **more)
-
-            return launch
-
-    planted = CupyProvider(OneProgram)
-    planted.empty = lambda shape, dtype: out  # type: ignore[method-assign]
-    planted.dequantize(problem)
