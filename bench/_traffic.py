@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench._table import table
-from bench.workloads import LLAMA_3_8B, WORKLOADS, Model, Workload, random_floats
+from bench.workloads import LLAMA_3_8B, WORKLOADS, Model, Workload, copy_pairs, random_floats
 from pagebench.kernels.memory_trace import SECTOR, BufferTraffic, LaunchTrace, requested_bytes, trace
 from pagebench.kernels.providers import load_provider, ops_of
 from pagebench.properties import contracts
@@ -142,7 +142,9 @@ def _few_caches(problem: CopyBlocks) -> Problem:
     """The same blocks, in the first caches."""
     rng = np.random.default_rng(0)
     caches = tuple(random_floats(rng, (2 * PAIRS, *c.shape[1:]), c.dtype) for c in problem.caches[:CACHES])
-    return CopyBlocks(caches, rng.permutation(2 * PAIRS).astype(np.int64).reshape(PAIRS, 2))
+    return CopyBlocks(
+        caches, copy_pairs(rng, PAIRS, "chain" if problem.chained else "fork" if problem.fans_out else "apart")
+    )
 
 
 def _few_outputs(problem: Dequantize | DequantGemv) -> Problem:

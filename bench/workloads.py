@@ -87,13 +87,30 @@ def decode(
 
 
 def copy_blocks(
-    model: Model, num_layers: int, pairs: int, block_size: int, dtype: np.dtype[Any], seed: int = 0
+    model: Model,
+    num_layers: int,
+    pairs: int,
+    block_size: int,
+    dtype: np.dtype[Any],
+    how: str = "apart",
+    seed: int = 0,
 ) -> CopyBlocks:
-    """Copy-on-write of `pairs` blocks in K and V of `num_layers` layers; no block is both read and written."""
+    """Copies of `pairs` blocks in K and V of `num_layers` layers; `how` as in copy_pairs."""
     rng = np.random.default_rng(seed)
     shape = (2 * pairs, block_size, model.num_kv_heads, model.head_size)
     caches = tuple(random_floats(rng, shape, dtype) for _ in range(2 * num_layers))
-    return CopyBlocks(caches, rng.permutation(2 * pairs).astype(np.int64).reshape(pairs, 2))
+    return CopyBlocks(caches, copy_pairs(rng, pairs, how))
+
+
+def copy_pairs(rng: np.random.Generator, pairs: int, how: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """int64 [pairs, 2] among 2 * pairs blocks: "apart" as in copy-on-write, "fork" one to eight, "chain" of eight."""
+    order = rng.permutation(2 * pairs).astype(np.int64)
+    if how == "apart":
+        return order.reshape(pairs, 2)
+    eight = min(8, pairs)
+    groups = order[: pairs // eight * (eight + 1)].reshape(-1, eight + 1)
+    src = groups[:, :-1] if how == "chain" else np.repeat(groups[:, :1], eight, axis=1)
+    return np.stack([src, groups[:, 1:]], axis=-1).reshape(-1, 2)
 
 
 def swap_blocks(
@@ -212,15 +229,18 @@ def _same_table(problem: PagedAttention, width: int) -> PagedAttention:
     return dataclasses.replace(problem, block_table=wide, seq_lens=lengths)
 
 
-def _copy_workload(model: Model, pairs: int, block_size: int = 16, dtype: np.dtype[Any] = FLOAT16) -> Workload:
+def _copy_workload(
+    model: Model, pairs: int, how: str = "apart", block_size: int = 16, dtype: np.dtype[Any] = FLOAT16
+) -> Workload:
+    few = 1 if how == "apart" else 2
     block = block_size * model.num_kv_heads * model.head_size * dtype.itemsize
     return Workload(
-        name=f"{model.name}-copy-{pairs}x{block_size}-fp16",
+        name=f"{model.name}-copy-{pairs}x{block_size}-" + ("" if how == "apart" else f"{how}-") + "fp16",
         op="copy_blocks",
         size=f"{pairs} blocks of {block >> 10} KiB in {2 * model.num_layers} caches",
-        problem=lambda: copy_blocks(model, model.num_layers, pairs, block_size, dtype),
-        check_problem=lambda: copy_blocks(model, 2, 3, block_size, dtype),
-        codegen_problem=lambda: copy_blocks(model, model.num_layers, 1, block_size, dtype),
+        problem=lambda: copy_blocks(model, model.num_layers, pairs, block_size, dtype, how),
+        check_problem=lambda: copy_blocks(model, 2, 3, block_size, dtype, how),
+        codegen_problem=lambda: copy_blocks(model, model.num_layers, few, block_size, dtype, how),
     )
 
 
@@ -331,6 +351,8 @@ WORKLOADS: dict[str, Workload] = {
         _copy_workload(LLAMA_3_8B, 64),
         _copy_workload(LLAMA_2_13B, 64),
         _copy_workload(QWEN2_5_7B, 64),
+        _copy_workload(LLAMA_3_8B, 64, "fork"),
+        _copy_workload(LLAMA_3_8B, 64, "chain"),
         _swap_workload(LLAMA_3_8B, 64),
         _write_workload(LLAMA_3_8B, 64),
         _write_workload(LLAMA_3_8B, 8192),

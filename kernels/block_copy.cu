@@ -2,14 +2,18 @@
 //
 // The same byte of every block forms a column, and columns do not touch each other: whatever the pairs (src, dst)
 // are, it is enough that one thread moves its bytes of the pairs in an order in which each block is read before it is
-// written. A block is written by one pair at most, so the pair that writes a pair's source, its parent, is unique,
-// and pairs that depend on each other form a tree, or a cycle with trees hanging on it. `plan_block_copy` finds the
-// parents, in O(pairs) and in log2(pairs) rounds where there are cycles. `copy_blocks` gives every tree to programs
-// of its own, one for each slice of each cache: they visit the tree with children first. A cycle is a tree from its
-// lowest pair, whose source is loaded before everything else. Pairs that depend on no other pair are trees of one.
+// written. Whether the order matters is known before the launch, on the host that handed out the blocks:
 //
-// Bytes moved: a source for each of its destinations, every destination once, and 16 bytes of plan per pair and program
-// from the L2 cache.
+// `copy_blocks`: it does not, since no source is a destination. Programs of their own for each pair, one for each slice
+//   of each cache. Where a source has several destinations, those of its first pair find the others by reading the
+//   pairs, and write all destinations from one read.
+// `plan_block_copy`, then `copy_chained`: a block is written by one pair at most, so the pair that writes a pair's
+//   source, its parent, is unique, and pairs that depend on each other form trees, or a cycle with trees hanging on it.
+//   The plan finds parents and readers in O(pairs), cycles in log2(pairs) rounds. Every tree gets programs of its own,
+//   which visit it with children first: a block goes to all its readers at once, when all these have been read. A
+//   cycle is a tree from its lowest pair, whose source is loaded before everything else.
+//
+// Bytes moved: each source that moves once, every destination once; 16 bytes a pair, and of plan, from the L2 cache.
 // Every thread has four 16-byte loads in flight before its first store; nothing waits for another thread.
 //
 // Code generation, NVRTC 13.2: see block_copy_cupy.py.
@@ -20,44 +24,47 @@ constexpr int WORDS_PER_THREAD = 4;
 enum Role { DEPENDENT = 0, ROOT = 1, CYCLE = 2 };
 
 // What a program needs of a pair, one 16-byte load. -1 stands for none.
-//   x: parent, y: first child, z: next child of the same parent, w: Role
+//   x: parent, y: first pair that reads what this one writes, z: next pair that reads the same source, w: Role
 using Node = int4;
 
-// One program. pairs [num_pairs, 2] with element strides; pair_of_block int32 [num_blocks], touched only where a moving
-// pair reads or writes; nodes int32 [num_pairs, 4]; rounds int32 [4, num_pairs].
+// One program. pairs [num_pairs, 2] with element strides; of_block int32 [num_blocks], touched only where a moving pair
+// reads or writes: the pair that writes the block, or else -2 less the last one found to read it, -1 before;
+// nodes int32 [num_pairs, 4]; rounds int32 [4, num_pairs].
 __global__ void __launch_bounds__(256)
 plan_block_copy(const long long* pairs, long long pair_stride, long long side_stride, int num_pairs,
-                int* pair_of_block, int* nodes, int* rounds) {
+                int* of_block, int* nodes, int* rounds) {
   const int first = threadIdx.x, step = blockDim.x;
 
   for (int i = first; i < num_pairs; i += step) {
     const long long src = pairs[i * pair_stride], dst = pairs[i * pair_stride + side_stride];
-    if (src != dst) atomicExch(&pair_of_block[src], -1);
+    if (src != dst) atomicExch(&of_block[src], -1);
     nodes[4 * i] = nodes[4 * i + 1] = nodes[4 * i + 2] = -1;
     nodes[4 * i + 3] = DEPENDENT;
   }
   __syncthreads();
   for (int i = first; i < num_pairs; i += step) {
     const long long src = pairs[i * pair_stride], dst = pairs[i * pair_stride + side_stride];
-    if (src != dst) pair_of_block[dst] = i;
+    if (src != dst) of_block[dst] = i;
   }
   __syncthreads();
 
-  int dependent = 0;
   for (int i = first; i < num_pairs; i += step) {
     const long long src = pairs[i * pair_stride], dst = pairs[i * pair_stride + side_stride];
-    const int parent = src == dst ? -1 : pair_of_block[src];
-    nodes[4 * i] = parent;
+    const int parent = src == dst ? -1 : max(-1, atomicAdd(&of_block[src], 0));
     if (parent >= 0) {
+      nodes[4 * i] = parent;
       nodes[4 * i + 2] = atomicExch(&nodes[4 * parent + 1], i);
-      dependent = 1;
     } else if (src != dst) {
-      nodes[4 * i + 3] = ROOT;
+      nodes[4 * i + 2] = max(-1, -2 - atomicExch(&of_block[src], -2 - i));
     }
     rounds[i] = parent;             // the ancestor 2^round up, here round 0
     rounds[2 * num_pairs + i] = i;  // the lowest pair from here to just below that ancestor
   }
-  if (!__syncthreads_or(dependent)) return;
+  __syncthreads();
+  for (int i = first; i < num_pairs; i += step) {
+    const long long src = pairs[i * pair_stride], dst = pairs[i * pair_stride + side_stride];
+    if (src != dst && of_block[src] == -2 - i) nodes[4 * i + 3] = ROOT;
+  }
 
   // Pointer doubling. A pair that still has an ancestor after climbing num_pairs steps leads into a cycle.
   int now = 0, climbing = 1;
@@ -83,9 +90,9 @@ plan_block_copy(const long long* pairs, long long pair_stride, long long side_st
 }
 
 // A range of bytes in every block of a cache, as it lies in memory: `words` in runs of `run_words`, `inner` runs by as many
-// as it takes. Strides and offset in bytes. Mirrors Layout.fields in block_copy_cupy.py.
+// as it takes; words of `word` bytes. Strides and offset in bytes. Mirrors Layout.fields in block_copy_cupy.py.
 struct Layout {
-  long long offset, block_stride, words, run_words, inner, inner_stride, outer_stride;
+  long long offset, block_stride, words, run_words, inner, inner_stride, outer_stride, word;
 };
 
 // Offset of each word; what a layout of a single run does not need is not loaded.
@@ -108,11 +115,6 @@ struct WordOffsets {
   }
 };
 
-__device__ int next_but(int node, int root, const Node* nodes) {
-  while (node == root) node = nodes[node].z;
-  return node;
-}
-
 template <typename Word>
 __device__ Word load_word(const char* from) {
   return *reinterpret_cast<const Word*>(from);
@@ -131,64 +133,136 @@ __device__ void store_word<uint4>(char* to, uint4 word) {
   pb::store16(to, word);
 }
 
-// Program (x, y): tree x / slices, slice x % slices of layout y. addresses int64 [layouts]; layouts int64 [layouts, 7].
+// The bytes of every block that a thread moves: of slice `slice` of a layout, in words of one size.
 template <typename Word>
-__global__ void copy_blocks(const long long* addresses, const Layout* layouts, const long long* pairs,
-                            long long pair_stride, long long side_stride, const Node* nodes, int slices) {
-  const int root = blockIdx.x / slices, slice = blockIdx.x % slices;
-  Node links = nodes[root];
-  const int role = links.w;
-  if (role == DEPENDENT) return;
-
-  const long long block_stride = layouts[blockIdx.y].block_stride;
-  const WordOffsets offsets(layouts[blockIdx.y], sizeof(Word));
-  char* cache = reinterpret_cast<char*>(addresses[blockIdx.y]);
-  const unsigned first = static_cast<unsigned>(slice) * WORDS_PER_THREAD * blockDim.x + threadIdx.x;
+struct Column {
+  char* cache;
+  long long block_stride;
   long long at[WORDS_PER_THREAD];
   bool valid[WORDS_PER_THREAD];
+
+  __device__ Column(const Layout& layout, long long address, int slice)
+      : cache(reinterpret_cast<char*>(address)), block_stride(layout.block_stride) {
+    const WordOffsets offsets(layout, sizeof(Word));
+    const unsigned first = static_cast<unsigned>(slice) * WORDS_PER_THREAD * blockDim.x + threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < WORDS_PER_THREAD; ++i) {
-    const unsigned word = first + i * blockDim.x;
-    valid[i] = word < offsets.words;
-    at[i] = valid[i] ? offsets(word) : 0;
+    for (int i = 0; i < WORDS_PER_THREAD; ++i) {
+      const unsigned word = first + i * blockDim.x;
+      valid[i] = word < offsets.words;
+      at[i] = valid[i] ? offsets(word) : 0;
+    }
   }
 
-  const auto load = [&](long long block, Word(&held)[WORDS_PER_THREAD]) {
+  struct Held {
+    Word words[WORDS_PER_THREAD];
+  };
+  __device__ Held words() const { return Held{}; }
+
+  __device__ void load(long long block, Word (&held)[WORDS_PER_THREAD]) const {
     const char* from = cache + block * block_stride;
 #pragma unroll
     for (int i = 0; i < WORDS_PER_THREAD; ++i)
       if (valid[i]) held[i] = load_word<Word>(from + at[i]);
-  };
-  const auto store = [&](long long block, const Word(&held)[WORDS_PER_THREAD]) {
+  }
+
+  __device__ void store(long long block, const Word (&held)[WORDS_PER_THREAD]) const {
     char* to = cache + block * block_stride;
 #pragma unroll
     for (int i = 0; i < WORDS_PER_THREAD; ++i)
       if (valid[i]) store_word<Word>(to + at[i], held[i]);
-  };
-
-  Word first_source[WORDS_PER_THREAD];
-  if (role == CYCLE) load(pairs[root * pair_stride], first_source);
-
-  int node = root;
-  bool entering = true;  // else all the children of `node` are done
-  for (;;) {
-    const int child = entering ? next_but(links.y, root, nodes) : -1;
-    if (child >= 0) {
-      node = child, links = nodes[node];
-      continue;
-    }
-    const long long* pair = pairs + node * pair_stride;
-    if (node == root && role == CYCLE) {
-      store(pair[side_stride], first_source);
-    } else {
-      Word held[WORDS_PER_THREAD];
-      load(pair[0], held);
-      store(pair[side_stride], held);
-    }
-    if (node == root) return;
-    const int sibling = next_but(links.z, root, nodes);
-    entering = sibling >= 0;
-    node = entering ? sibling : links.x;
-    links = nodes[node];
   }
+};
+
+// Calls copy(Column<Word>) with the layout's word; kWord is its size where all layouts of a launch have one, else 0.
+template <int kWord, typename Copy>
+__device__ __forceinline__ void with_column(const Layout& layout, long long address, int slice, const Copy& copy) {
+  const int word = kWord > 0 ? kWord : static_cast<int>(layout.word);
+  if constexpr (kWord == 16 || kWord == 0)
+    if (word == 16) return copy(Column<uint4>(layout, address, slice));
+  if constexpr (kWord == 0) {
+    if (word == 8)
+      copy(Column<unsigned long long>(layout, address, slice));
+    else if (word == 4)
+      copy(Column<unsigned int>(layout, address, slice));
+    else if (word == 2)
+      copy(Column<unsigned short>(layout, address, slice));
+    else
+      copy(Column<unsigned char>(layout, address, slice));
+  }
+}
+
+struct Pairs {
+  const long long* ids;
+  long long pair_stride, side_stride;
+
+  __device__ long long src(int i) const { return ids[i * pair_stride]; }
+  __device__ long long dst(int i) const { return ids[i * pair_stride + side_stride]; }
+  __device__ bool moves(int i, long long from) const { return src(i) == from && dst(i) != from; }
+};
+
+// Program (x, y): pair x / slices, slice x % slices of layout y. addresses int64 [layouts]; layouts as struct Layout.
+template <int kWord, int kFansOut>
+__global__ void copy_blocks(const long long* addresses, const Layout* layouts, const long long* ids,
+                            long long pair_stride, long long side_stride, int num_pairs, int slices) {
+  const int pair = blockIdx.x / slices, slice = blockIdx.x % slices;
+  const Pairs pairs{ids, pair_stride, side_stride};
+  const long long src = pairs.src(pair), dst = pairs.dst(pair);
+  if (src == dst) return;
+  if constexpr (kFansOut) {
+    int earlier = 0;
+    for (int i = threadIdx.x; i < pair; i += blockDim.x) earlier |= pairs.moves(i, src);
+    if (__syncthreads_or(earlier)) return;  // that one's programs move it to all its destinations
+  }
+  with_column<kWord>(layouts[blockIdx.y], addresses[blockIdx.y], slice, [&](const auto& column) {
+    auto held = column.words();
+    column.load(src, held.words);
+    column.store(dst, held.words);
+    if constexpr (kFansOut) {
+      for (int start = pair + 1; start < num_pairs; start += blockDim.x) {
+        const int mine = start + threadIdx.x, stop = min(num_pairs, start + static_cast<int>(blockDim.x));
+        if (!__syncthreads_or(mine < stop && pairs.moves(mine, src))) continue;
+        for (int i = start; i < stop; ++i)
+          if (pairs.moves(i, src)) column.store(pairs.dst(i), held.words);
+      }
+    }
+  });
+}
+
+// Program (x, y): the tree of pair x / slices, slice x % slices of layout y. nodes as plan_block_copy leaves them.
+template <int kWord>
+__global__ void copy_chained(const long long* addresses, const Layout* layouts, const long long* ids,
+                             long long pair_stride, long long side_stride, const Node* nodes, int slices) {
+  const int root = blockIdx.x / slices, slice = blockIdx.x % slices;
+  const Node leader = nodes[root];
+  const int role = leader.w;
+  if (role == DEPENDENT) return;
+  const Pairs pairs{ids, pair_stride, side_stride};
+  const long long root_block = pairs.src(root);
+  const int first_reader = role == CYCLE ? nodes[leader.x].y : root;
+  with_column<kWord>(layouts[blockIdx.y], addresses[blockIdx.y], slice, [&](const auto& column) {
+    auto held = column.words(), root_held = column.words();
+    const auto store_to_readers = [&](int reader, const auto& held) {
+      for (; reader >= 0; reader = nodes[reader].z) column.store(pairs.dst(reader), held.words);
+    };
+    if (role == CYCLE) column.load(root_block, root_held.words);
+
+    int node = first_reader;
+    bool entering = true;  // else all that the readers of its destination write has been read
+    for (;;) {
+      const Node links = nodes[node];
+      if (entering && links.y >= 0 && pairs.dst(node) != root_block) {
+        node = links.y;
+        continue;
+      }
+      if (!entering) {
+        column.load(pairs.dst(node), held.words);
+        store_to_readers(links.y, held);
+      }
+      entering = links.z >= 0;
+      if (!entering && pairs.src(node) == root_block) break;
+      node = entering ? links.z : links.x;
+    }
+    if (role != CYCLE) column.load(root_block, root_held.words);
+    store_to_readers(first_reader, root_held);
+  });
 }

@@ -1,16 +1,18 @@
 """Launcher of block_copy.cu: what of each cache's block lies where, and in words of which size.
 
 A block of a strided cache is cut into byte ranges that the kernel can describe (see `layouts_of`), each moved in the
-widest words, up to 16 bytes, that its addresses and strides allow; one launch per word size, usually one in all.
+widest words, up to 16 bytes, that its addresses and strides allow.
 
-Launches: the plan (one program) and the copy. Two launches, since whether pairs depend on each other is known on the
-device only.
+Launches: one for all caches where no source is a destination, else the plan (one program) and the copy. Layouts of
+words of several sizes share the launch; it is compiled for 16 bytes alone where all have that, as is usual.
 
-Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, no spills: copy_blocks<uint4> 64 registers, 8 programs of 128
-threads per SM, so 64 KB of loads in flight; 11 LDG.128, 8 STG.128; its 14 narrow loads are the pair, the plan and the
-layout, one address for a whole program. plan_block_copy 32 / 32 / 40 registers.
+Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, no spills: copy_blocks<16, 0> 40 registers, 12 programs of 128
+threads per SM, so 96 KB of loads in flight; 4 LDG.128 and 4 STG.128; its 10 narrow loads are the pair and the layout,
+one address for a whole program. Layouts of several words: 40 registers, too. copy_chained<16> 56 / 63 / 64 registers,
+plan_block_copy 32 / 32 / 40.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +22,10 @@ import numpy as np
 from pagebench.kernels.cupy_launch import Device, address, ceil_div, strides_of
 
 SOURCE = "block_copy.cu"
-WORDS = {16: "uint4", 8: "unsigned long long", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 WORDS_PER_THREAD = 4  # as in block_copy.cu
 THREADS = 128  # 8 KB per program: a block of 32 KB makes four, and eight programs per SM keep 64 KB in flight
 PLAN_THREADS = 256
-MAX_WORDS = 2**31  # of one layout: the kernel divides in 32 bits
+MAX_BYTES = 2**30  # of one layout: the kernel divides its words in 32 bits
 MAX_GRID_Y = 65535
 
 
@@ -53,24 +54,34 @@ class Layout:
     def fields(self, word: int) -> list[int]:
         """As struct Layout in block_copy.cu."""
         words = (self.nbytes // word, self.run // word)
-        return [self.offset, self.block_stride, *words, self.inner, self.inner_stride, self.outer_stride]
+        return [self.offset, self.block_stride, *words, self.inner, self.inner_stride, self.outer_stride, word]
 
 
 def layouts_of(index: int, cache: Any) -> Iterator[Layout]:
     """Layouts that cover each payload byte of a block of `cache` once.
 
-    Dimensions that lie densely inside each other become runs. What is left beyond two dimensions is unrolled. A run
-    that ends off a 16-byte boundary is cut there, so that its tail does not narrow the rest.
+    Dimensions that lie densely inside each other become runs. What is left beyond two dimensions is unrolled, and
+    what is longer than MAX_BYTES is cut. A run that ends off a 16-byte boundary is cut there, so that its tail does not
+    narrow the rest.
     """
     run, dims = _collapse(cache.shape[1:], cache.strides[1:], cache.itemsize)
     inner, outer, *rest = [*dims, (1, 0), (1, 0)][: max(len(dims), 2)]
     whole = run & -16
     cut = 0 < whole < run and not (cache.strides[0] | inner[1] | outer[1]) % 16
-    parts = [(0, whole), (whole, run - whole)] if cut else [(0, run)]
-    for at in np.ndindex(*[n for n, _ in rest]):
-        start = sum(i * stride for i, (_, stride) in zip(at, rest, strict=True))
-        for offset, nbytes in parts:
-            yield Layout(index, start + offset, cache.strides[0], nbytes, *inner, *outer)
+    ends = sorted({*range(0, run, MAX_BYTES), run, *([whole] if cut else [])})
+    most_inner = MAX_BYTES // min(run, MAX_BYTES)
+    most_outer = max(1, most_inner // min(inner[0], most_inner))
+    pieces = itertools.product(_pieces(*outer, most_outer), _pieces(*inner, most_inner), itertools.pairwise(ends))
+    for (outer_at, outer_n), (inner_at, inner_n), (start, stop) in list(pieces):
+        for at in np.ndindex(*[n for n, _ in rest]):
+            offset = outer_at + inner_at + start + sum(i * stride for i, (_, stride) in zip(at, rest, strict=True))
+            sizes = (stop - start, inner_n, inner[1], outer_n, outer[1])
+            yield Layout(index, offset, cache.strides[0], *sizes)
+
+
+def _pieces(n: int, stride: int, most: int) -> Iterator[tuple[int, int]]:
+    """(offset in bytes, length) of as many parts of a dimension as it takes with `most` in each."""
+    return ((start * stride, min(most, n - start)) for start in range(0, n, most))
 
 
 def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, list[tuple[int, int]]]:
@@ -89,7 +100,7 @@ def _collapse(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Layouts of one word size, as one launch takes them: their device tables, and the most words that one has."""
+    """Layouts as one launch takes them: their device tables, the most words that one has, and the word of all, or 0."""
 
     word: int
     count: int
@@ -99,23 +110,27 @@ class Batch:
 
 
 def batches_of(device: Device, caches: tuple[Any, ...]) -> list[Batch]:
-    """All layouts of all caches."""
-    by_word: dict[int, list[Layout]] = {}
-    for i, cache in enumerate(caches):
-        base = address(cache)
-        for layout in layouts_of(i, cache) if cache.size else ():
-            by_word.setdefault(layout.word(base), []).append(layout)
-    return [
-        Batch(
-            word,
-            len(rows),
-            max(row.nbytes for row in rows) // word,
-            device.pointer_table([caches[row.cache] for row in rows]),
-            device.table(np.array([row.fields(word) for row in rows], np.int64)),
-        )
-        for word, same in by_word.items()
-        for rows in (same[start : start + MAX_GRID_Y] for start in range(0, len(same), MAX_GRID_Y))
+    """All layouts of all caches; several batches only where they are more than a grid takes."""
+    found = [
+        (layout, layout.word(address(cache)))
+        for i, cache in enumerate(caches)
+        for layout in (layouts_of(i, cache) if cache.size else ())
     ]
+    found.sort(key=lambda some: some[1])  # where they are several batches, most have words of one size
+    batches = []
+    for start in range(0, len(found), MAX_GRID_Y):
+        some = found[start : start + MAX_GRID_Y]
+        words = {word for _, word in some}
+        batches.append(
+            Batch(
+                16 if words == {16} else 0,
+                len(some),
+                max(layout.nbytes // word for layout, word in some),
+                device.pointer_table([caches[layout.cache] for layout, _ in some]),
+                device.table(np.array([layout.fields(word) for layout, word in some], np.int64)),
+            )
+        )
+    return batches
 
 
 def copy_blocks(provider: Any, problem: Any, *, threads: int = THREADS) -> None:
@@ -126,23 +141,28 @@ def copy_blocks(provider: Any, problem: Any, *, threads: int = THREADS) -> None:
     if not batches:
         return
     pairs = (problem.pairs, *strides_of(problem.pairs))
-    nodes = provider.empty((num_pairs, 4), np.int32)
-    pair_of_block = provider.empty((caches[0].shape[0],), np.int32)
-    rounds = provider.empty((4, num_pairs), np.int32)
-    plan = device.kernel(SOURCE, "plan_block_copy")
-    plan((1,), (PLAN_THREADS,), (*pairs, np.int32(num_pairs), pair_of_block, nodes, rounds))
+    nodes = _plan(provider, problem, pairs) if problem.chained else None
     for batch in batches:
-        kernel = device.kernel(SOURCE, f"copy_blocks<{WORDS[batch.word]}>")
         slices = ceil_div(batch.words, threads * WORDS_PER_THREAD)
-        args = (batch.addresses, batch.fields, *pairs, nodes, np.int32(slices))
-        kernel((num_pairs * slices, batch.count), (threads,), args)
+        name = f"copy_blocks<{batch.word}, {int(problem.fans_out)}>" if nodes is None else f"copy_chained<{batch.word}>"
+        args = (batch.addresses, batch.fields, *pairs, np.int32(num_pairs) if nodes is None else nodes)
+        kernel = device.kernel(SOURCE, name)
+        kernel((num_pairs * slices, batch.count), (threads,), (*args, np.int32(slices)))
+
+
+def _plan(provider: Any, problem: Any, pairs: tuple[Any, ...]) -> Any:
+    """The order of the walks: int32 [num_pairs, 4] on the device."""
+    num_pairs = problem.pairs.shape[0]
+    nodes = provider.empty((num_pairs, 4), np.int32)
+    of_block = provider.empty((problem.caches[0].shape[0],), np.int32)
+    rounds = provider.empty((4, num_pairs), np.int32)
+    plan = provider.device.kernel(SOURCE, "plan_block_copy")
+    plan((1,), (PLAN_THREADS,), (*pairs, np.int32(num_pairs), of_block, nodes, rounds))
+    return nodes
 
 
 def rejects(problem: Any) -> str | None:
-    """Why a host problem is not supported; None when it is."""
-    for i, cache in enumerate(problem.caches):
-        if cache.size and cache.nbytes // cache.shape[0] >= MAX_WORDS:
-            return f"caches[{i}] has blocks of 2 GiB or more"
+    """Why a host problem is not supported: never."""
     return None
 
 

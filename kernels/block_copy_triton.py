@@ -3,27 +3,31 @@
 What it computes: `new[dst] = old[src]` for each (src, dst) of `pairs` int64 [n, 2], in place in every cache
 [num_blocks, ...]. Layout: a block of a cache is `rows` runs of bytes, the cache's dimensions sorted by stride and
 joined as far as they are dense; a dense block is one run. A table on the device holds one line of address, strides and
-sizes per cache. Caches with accesses of one width and tiles of one shape share a launch, usually all of them.
+sizes per cache. Caches with accesses of one width and tiles of one shape form a class, usually all of them; one launch
+does one class after the other.
 
-Order without a plan: a pair must be read before its parent, the pair that writes its source. A block is written by at
-most one pair, so parents form trees, and each has one root: a pair whose source nobody writes, or the pair of lowest
-index on a cycle. The program of a root copies its whole tree, children before parents, and the programs of all other
-pairs return at once; no program touches a byte that another one writes. The root's source is read first of all and
-written last, which opens a cycle. Without conflicts every pair is a root without children, which a program finds by
-reading `pairs` (16 n bytes, from the L2).
+Order, known before the launch from the host that handed out the blocks: where no source is a destination, the programs
+of a pair copy it, and those of a source's first pair copy to all its destinations, which they find by reading `pairs`.
+Else `plan_kernel`, one program, works out in O(pairs) which pair writes each pair's source, its parent, and which read
+its destination. A block is written by at most one pair, so parents form trees, and each has one root: a pair whose
+source nobody writes, or the pair of lowest index on a cycle. The programs of a root copy its whole tree, children
+before parents, and those of all other pairs return at once; no program touches a byte that another one writes. On a
+cycle the root's source is read first of all and written last.
 
-Traffic: each source block read once per pair and each destination written once; nothing is staged in memory. Fast
-because accesses are 16 bytes wide where alignment allows, neighbours in a warp touch neighbouring bytes, and a
-program holds 16 KB of loads in flight (32 registers per thread), four programs per SM.
+Traffic: each source that moves read once and each destination written once; nothing is staged in memory. Fast because
+accesses are 16 bytes wide where alignment allows, neighbours in a warp touch neighbouring bytes, and a program holds
+16 KB of loads in flight (32 registers per thread).
 
-Code generation (Triton 3.9; 64 pairs in 160 caches with blocks of 32 KB), nothing run: 124 registers on sm_80, 125 on
-sm_90, 94 on sm_100, no spill; 8 loads and 8 stores of 16 bytes for what a root holds, as many for what moves before it.
+Code generation (Triton 3.9; two caches with blocks of 32 KB; sm_80 / sm_90 / sm_100), nothing run, no spill:
+54 / 48 / 48 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 80 / 80 / 59 where sources fan out; 96 / 95 / 95
+where pairs are chained, with as many loads and stores for a cycle's source, for what moves on the walk, and for the
+root; plan_kernel 32.
 """
 
 import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +36,6 @@ import torch
 import triton
 import triton.language as tl
 
-from pagebench.kernels.triton_arrays import knows
 from pagebench.reference.block_copy import CopyBlocks
 
 TILE = 2048  # elements moved at once by a program: 16 KB when they are 8 bytes, 128 bytes per thread of 4 warps
@@ -42,129 +45,230 @@ MAX_GRID_YZ = 65535
 CACHED_TABLES = 16
 FIELDS: tl.constexpr = tl.constexpr(7)  # of a table line: address, block stride, rows, inner rows, 2 row strides, run
 
-_ELEMENTS = {16: tl.int64, 8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # by the alignment of all accesses
+MOST_ROWS = 2**30  # of a table line: rows are counted in 32 bits
+
+
+# How pairs depend on each other, which kernel and launcher agree on.
+APART: tl.constexpr = tl.constexpr(0)
+FANS_OUT: tl.constexpr = tl.constexpr(1)
+CHAINED: tl.constexpr = tl.constexpr(2)
+# What a pair is to the walk, the last of its four numbers in `nodes`.
+ROOT: tl.constexpr = tl.constexpr(1)
+CYCLE: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
-def _first_pair(pairs, ps0, ps1, num_pairs, block, after, skip, BY_SRC: tl.constexpr, SCAN: tl.constexpr):
-    """Lowest index > `after`, other than `skip`, of a pair whose src (or dst) is `block`; num_pairs if there is none.
+def _pair(pairs, ps0, ps1, i, inside):
+    """(src, dst) of pairs `i`; both -1 where not `inside`."""
+    at = pairs + i.to(tl.int64) * ps0
+    return tl.load(at, mask=inside, other=-1), tl.load(at + ps1, mask=inside, other=-1)
 
-    A pair with src == dst changes nothing and counts as absent.
+
+@triton.jit(do_not_specialize=["num_pairs", "ps0", "ps1"])
+def plan_kernel(pairs, num_pairs, ps0, ps1, of_block, nodes, rounds, SCAN: tl.constexpr):
+    """nodes int32 [num_pairs, 4] of the walk: parent, first pair that reads what this one writes, next pair that reads
+    the same source, and ROOT, CYCLE or 0; -1 for none.
+
+    One program. of_block int32 [num_blocks], touched only where a moving pair reads or writes: the pair that writes the
+    block, or else -2 less the last one found to read it, -1 before. rounds int32 [4, num_pairs].
     """
-    found = num_pairs
     for start in range(0, num_pairs, SCAN):
         i = start + tl.arange(0, SCAN)
-        src = tl.load(pairs + i.to(tl.int64) * ps0, mask=i < num_pairs, other=-1)
-        dst = tl.load(pairs + i.to(tl.int64) * ps0 + ps1, mask=i < num_pairs, other=-1)
-        hit = ((src if BY_SRC else dst) == block) & (src != dst) & (i > after) & (i != skip)
-        found = tl.minimum(found, tl.min(tl.where(hit, i, num_pairs), axis=0))
+        src, dst = _pair(pairs, ps0, ps1, i, i < num_pairs)
+        tl.store(of_block + src, -1, mask=src != dst)
+        tl.store(nodes + 4 * i.to(tl.int64) + 1, -1, mask=i < num_pairs)
+    tl.debug_barrier()
+    for start in range(0, num_pairs, SCAN):
+        i = start + tl.arange(0, SCAN)
+        src, dst = _pair(pairs, ps0, ps1, i, i < num_pairs)
+        tl.store(of_block + dst, i, mask=src != dst)
+    tl.debug_barrier()
+    for start in range(0, num_pairs, SCAN):
+        i = start + tl.arange(0, SCAN)
+        src, dst = _pair(pairs, ps0, ps1, i, i < num_pairs)
+        parent = tl.load(of_block + src, mask=src != dst, other=-1)
+        has_parent = parent >= 0
+        parent = tl.where(has_parent, parent, -1)
+        sibling = tl.atomic_xchg(nodes + 4 * parent.to(tl.int64) + 1, i, mask=has_parent)
+        reader = tl.atomic_xchg(of_block + src, -2 - i, mask=(src != dst) & (parent < 0))
+        other = tl.where((src != dst) & (reader < -1), -2 - reader, -1)
+        tl.store(nodes + 4 * i.to(tl.int64), parent, mask=i < num_pairs)
+        tl.store(nodes + 4 * i.to(tl.int64) + 2, tl.where(has_parent, sibling, other), mask=i < num_pairs)
+        tl.store(rounds + i, parent, mask=i < num_pairs)  # the ancestor 2^round up, here round 0
+        tl.store(rounds + 2 * num_pairs + i, i, mask=i < num_pairs)  # the lowest from here to just below that ancestor
+    tl.debug_barrier()
+    for start in range(0, num_pairs, SCAN):
+        i = start + tl.arange(0, SCAN)
+        src, dst = _pair(pairs, ps0, ps1, i, i < num_pairs)
+        last = tl.load(of_block + src, mask=src != dst, other=-1)
+        tl.store(nodes + 4 * i.to(tl.int64) + 3, tl.where(last == -2 - i, ROOT, 0), mask=i < num_pairs)
+    # Pointer doubling. A pair that still has an ancestor after climbing num_pairs steps leads into a cycle.
+    now = 0
+    climbed = 1
+    while climbed < num_pairs:
+        for start in range(0, num_pairs, SCAN):
+            i = start + tl.arange(0, SCAN)
+            up = tl.load(rounds + now * num_pairs + i, mask=i < num_pairs, other=-1)
+            lowest = tl.load(rounds + (2 + now) * num_pairs + i, mask=i < num_pairs, other=0)
+            further = tl.load(rounds + now * num_pairs + up, mask=up >= 0, other=-1)
+            lower = tl.load(rounds + (2 + now) * num_pairs + up, mask=up >= 0, other=num_pairs)
+            tl.store(rounds + (1 - now) * num_pairs + i, further, mask=i < num_pairs)
+            tl.store(rounds + (3 - now) * num_pairs + i, tl.minimum(lowest, lower), mask=i < num_pairs)
+        tl.debug_barrier()
+        now = 1 - now
+        climbed *= 2
+    # The far ancestors are exactly the pairs on cycles; one on its cycle's lowest index leads it.
+    for start in range(0, num_pairs, SCAN):
+        i = start + tl.arange(0, SCAN)
+        far = tl.load(rounds + now * num_pairs + i, mask=i < num_pairs, other=-1)
+        lowest = tl.load(rounds + (2 + now) * num_pairs + far, mask=far >= 0, other=-1)
+        tl.store(nodes + 4 * far.to(tl.int64) + 3, CYCLE, mask=(far >= 0) & (lowest == far))
+
+
+@triton.jit
+def _next_reader(pairs, ps0, ps1, num_pairs, block, after, SCAN: tl.constexpr):
+    """Lowest index > `after` of a pair that moves `block`; num_pairs if there is none."""
+    found = num_pairs
+    start = after + 1
+    while (found == num_pairs) & (start < num_pairs):
+        i = start + tl.arange(0, SCAN)
+        src, dst = _pair(pairs, ps0, ps1, i, i < num_pairs)
+        found = tl.min(tl.where((src == block) & (dst != block), i, num_pairs), axis=0)
+        start += SCAN
     return found
 
 
 @triton.jit
-def _parent_and_child(pairs, ps0, ps1, num_pairs, pair, src, dst, SCAN: tl.constexpr):
-    """`_first_pair` of who writes `src` and of who else than `pair` reads `dst`, in one pass."""
-    parent, child = num_pairs, num_pairs
-    for start in range(0, num_pairs, SCAN):
-        i = start + tl.arange(0, SCAN)
-        their_src = tl.load(pairs + i.to(tl.int64) * ps0, mask=i < num_pairs, other=-1)
-        their_dst = tl.load(pairs + i.to(tl.int64) * ps0 + ps1, mask=i < num_pairs, other=-1)
-        moves = their_src != their_dst
-        parent = tl.minimum(parent, tl.min(tl.where(moves & (their_dst == src), i, num_pairs), axis=0))
-        reads = moves & (their_src == dst) & (i != pair)
-        child = tl.minimum(child, tl.min(tl.where(reads, i, num_pairs), axis=0))
-    return parent, child
+def _store_to_readers(pairs, ps0, ps1, nodes, reader, tile_of_block_0, block_stride, held, inside):
+    """Store `held` to the destinations of `reader` and of those after it in its list."""
+    while reader >= 0:
+        dst = tl.load(pairs + reader.to(tl.int64) * ps0 + ps1)
+        tl.store(tile_of_block_0 + dst * block_stride, held, mask=inside)
+        reader = tl.load(nodes + 4 * reader.to(tl.int64) + 2)
 
 
 @triton.jit
-def _deepest(pairs, ps0, ps1, num_pairs, pair, child, root, SCAN: tl.constexpr):
-    """The end of the walk from `pair` to its first `child`, the child's first child, and so on."""
-    # `pair` and `child` must come as two values: Triton 3.9 drops from a loop a variable that is assigned what another
-    # one holds, if both held the same value before the loop.
-    while child < num_pairs:
-        pair = child
-        dst = tl.load(pairs + pair.to(tl.int64) * ps0 + ps1)
-        child = _first_pair(pairs, ps0, ps1, num_pairs, dst, -1, root, True, SCAN)
-    return pair
+def _walk(pairs, ps0, ps1, nodes, first_reader, root_block, tile_of_block_0, block_stride, inside):
+    """Copy what depends on the blocks that the readers of `root_block` write, up to these blocks themselves."""
+    node = first_reader
+    entering = 1  # else all that the readers of its destination write has been read
+    while node >= 0:
+        src = tl.load(pairs + node.to(tl.int64) * ps0)
+        dst = tl.load(pairs + node.to(tl.int64) * ps0 + ps1)
+        links = nodes + 4 * node.to(tl.int64)
+        parent, reader, sibling = tl.load(links), tl.load(links + 1), tl.load(links + 2)
+        down = (entering != 0) & (reader >= 0) & (dst != root_block)
+        if entering == 0:
+            tl.debug_barrier()  # loads here and stores before and after may be other threads' for the same byte
+            held = tl.load(tile_of_block_0 + dst * block_stride, mask=inside)
+            tl.debug_barrier()
+            _store_to_readers(pairs, ps0, ps1, nodes, reader, tile_of_block_0, block_stride, held, inside)
+        over = tl.where(sibling >= 0, sibling, tl.where(src == root_block, -1, parent))
+        node = tl.where(down, reader, over)
+        entering = tl.where(down | (sibling >= 0), 1, 0)
 
 
 @triton.jit
-def _next_pair(pairs, ps0, ps1, num_pairs, pair, root, SCAN: tl.constexpr):
-    """The pair after `pair` of the tree of `root`, children before parents and `root` last."""
-    src = tl.load(pairs + pair.to(tl.int64) * ps0)
-    following = _first_pair(pairs, ps0, ps1, num_pairs, src, pair, root, True, SCAN)
-    if following < num_pairs:
-        dst = tl.load(pairs + following.to(tl.int64) * ps0 + ps1)
-        child = _first_pair(pairs, ps0, ps1, num_pairs, dst, -1, root, True, SCAN)
-        following = _deepest(pairs, ps0, ps1, num_pairs, following, child, root, SCAN)
-    else:
-        following = _first_pair(pairs, ps0, ps1, num_pairs, src, -1, -1, False, SCAN)
-    return following
-
-
-@triton.jit
-def _is_root(pairs, ps0, ps1, num_pairs, pair, parent, SCAN: tl.constexpr):
-    """Whether a pair has no `parent`, or has the lowest index of its cycle."""
-    ancestor = parent
-    steps = 0
-    # An ancestor of lower index means that this pair is no root. The count ends a walk into a cycle without this pair.
-    while (ancestor > pair) & (ancestor < num_pairs) & (steps < num_pairs):
-        src = tl.load(pairs + ancestor.to(tl.int64) * ps0)
-        ancestor = _first_pair(pairs, ps0, ps1, num_pairs, src, -1, -1, False, SCAN)
-        steps += 1
-    return (parent == num_pairs) | (ancestor == pair)
-
-
-@triton.jit(do_not_specialize=["num_pairs", "ps0", "ps1", "first", "stop", "groups", "parts"])
-def copy_kernel(
+def _copy_lines(
     pairs,
-    table,
-    num_pairs,
     ps0,
     ps1,
+    num_pairs,
+    root,
+    src,
+    dst,
+    role,
+    first_reader,
+    nodes,
+    lines,
     first,
     stop,
     groups,
     parts,
-    ELEMENT: tl.constexpr,
-    UNIT: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    HOW: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """Pair program_id(0), table lines from `first` + program_id(1) by `groups`, tiles from program_id(2) by `parts`."""
+    """What a root copies in the lines of one class, [first, stop) of `lines`."""
+    # Strides and the run come in units of UNIT elements, so that the compiler knows how wide accesses may be.
+    NARROW: tl.constexpr = tl.int16 if ALIGNMENT == 2 else tl.int8
+    ELEMENT: tl.constexpr = tl.int64 if ALIGNMENT >= 8 else tl.int32 if ALIGNMENT == 4 else NARROW
+    UNIT: tl.constexpr = 2 if ALIGNMENT == 16 else 1
+    for line in range(first + tl.program_id(1), stop, groups):
+        entry = lines + line * FIELDS
+        cache = tl.multiple_of(tl.load(entry).to(tl.pointer_type(ELEMENT)), 8 * UNIT)
+        block_stride = tl.load(entry + 1) * UNIT
+        rows, inner_rows = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
+        outer_stride, inner_stride = tl.load(entry + 4) * UNIT, tl.load(entry + 5) * UNIT
+        run = tl.load(entry + 6) * UNIT
+        tiles_across = tl.cdiv(run, COLUMNS).to(tl.int32)
+        for tile in range(tl.program_id(2), tl.cdiv(rows, ROWS) * tiles_across, parts):
+            row = (tile // tiles_across) * ROWS + tl.arange(0, ROWS)
+            column = (tile % tiles_across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+            row_offset = (row // inner_rows) * outer_stride + (row % inner_rows) * inner_stride
+            tile_of_block_0 = cache + row_offset[:, None] + column[None, :]
+            inside = (row < rows)[:, None] & (column < run)[None, :]
+            if HOW == CHAINED:
+                held = tl.load(tile_of_block_0 + src * block_stride, mask=inside & (role == CYCLE))
+                _walk(pairs, ps0, ps1, nodes, first_reader, src, tile_of_block_0, block_stride, inside)
+                tl.debug_barrier()
+                if role != CYCLE:
+                    held = tl.load(tile_of_block_0 + src * block_stride, mask=inside)
+                    tl.debug_barrier()
+                _store_to_readers(pairs, ps0, ps1, nodes, first_reader, tile_of_block_0, block_stride, held, inside)
+                tl.debug_barrier()
+            else:
+                held = tl.load(tile_of_block_0 + src * block_stride, mask=inside)
+                tl.store(tile_of_block_0 + dst * block_stride, held, mask=inside)
+                if HOW == FANS_OUT:
+                    reader = _next_reader(pairs, ps0, ps1, num_pairs, src, root, SCAN)
+                    while reader < num_pairs:
+                        reader_dst = tl.load(pairs + reader.to(tl.int64) * ps0 + ps1)
+                        tl.store(tile_of_block_0 + reader_dst * block_stride, held, mask=inside)
+                        reader = _next_reader(pairs, ps0, ps1, num_pairs, src, reader, SCAN)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "ps0", "ps1", "groups", "parts"])
+def copy_kernel(
+    pairs,
+    table,
+    nodes,
+    num_pairs,
+    ps0,
+    ps1,
+    groups,
+    parts,
+    CLASSES: tl.constexpr,
+    HOW: tl.constexpr,
+    SCAN: tl.constexpr,
+):
+    """Pair program_id(0); of each class, lines from program_id(1) by `groups`, tiles from program_id(2) by `parts`.
+
+    CLASSES: ((alignment, tile rows, tile columns), ...). table: the first and the last line of each class, then lines.
+    """
     root = tl.program_id(0)
     src = tl.load(pairs + root.to(tl.int64) * ps0)
     dst = tl.load(pairs + root.to(tl.int64) * ps0 + ps1)
-    parent, child = _parent_and_child(pairs, ps0, ps1, num_pairs, root, src, dst, SCAN)
-    if (src != dst) & _is_root(pairs, ps0, ps1, num_pairs, root, parent, SCAN):
-        earliest = _deepest(pairs, ps0, ps1, num_pairs, root, child, root, SCAN)
-        for line in range(first + tl.program_id(1), stop, groups):
-            # Strides and the run come in units of UNIT elements, so that the compiler knows how wide accesses may be.
-            entry = table + line * FIELDS
-            cache = tl.multiple_of(tl.load(entry).to(tl.pointer_type(ELEMENT)), 8 * UNIT)
-            block_stride = tl.load(entry + 1) * UNIT
-            rows, inner_rows = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
-            outer_stride, inner_stride = tl.load(entry + 4) * UNIT, tl.load(entry + 5) * UNIT
-            run = tl.load(entry + 6) * UNIT
-            tiles_across = tl.cdiv(run, COLUMNS).to(tl.int32)
-            for tile in range(tl.program_id(2), tl.cdiv(rows, ROWS) * tiles_across, parts):
-                row = (tile // tiles_across) * ROWS + tl.arange(0, ROWS)
-                column = (tile % tiles_across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-                row_offset = (row // inner_rows) * outer_stride + (row % inner_rows) * inner_stride
-                tile_of_block_0 = cache + row_offset[:, None] + column[None, :]
-                inside = (row < rows)[:, None] & (column < run)[None, :]
-                held = tl.load(tile_of_block_0 + src * block_stride, mask=inside)
-                pair = earliest
-                while pair != root:
-                    tl.debug_barrier()  # loads above and stores below may be other threads' for the same byte
-                    pair_src = tl.load(pairs + pair.to(tl.int64) * ps0)
-                    pair_dst = tl.load(pairs + pair.to(tl.int64) * ps0 + ps1)
-                    moved = tl.load(tile_of_block_0 + pair_src * block_stride, mask=inside)
-                    tl.store(tile_of_block_0 + pair_dst * block_stride, moved, mask=inside)
-                    tl.debug_barrier()
-                    pair = _next_pair(pairs, ps0, ps1, num_pairs, pair, root, SCAN)
-                tl.store(tile_of_block_0 + dst * block_stride, held, mask=inside)
+    role, first_reader = 0, root
+    if HOW == CHAINED:
+        role = tl.load(nodes + 4 * root.to(tl.int64) + 3)
+        if role == CYCLE:
+            parent = tl.load(nodes + 4 * root.to(tl.int64))
+            first_reader = tl.load(nodes + 4 * parent.to(tl.int64) + 1)
+        leads = role != 0
+    else:
+        leads = src != dst
+        if HOW == FANS_OUT:
+            leads = leads & (_next_reader(pairs, ps0, ps1, num_pairs, src, -1, SCAN) == root)
+    if leads:
+        for which in tl.static_range(len(CLASSES)):
+            _copy_lines(
+                pairs, ps0, ps1, num_pairs, root, src, dst, role, first_reader, nodes,
+                table + 2 * len(CLASSES), tl.load(table + 2 * which), tl.load(table + 2 * which + 1), groups, parts,
+                CLASSES[which][0], CLASSES[which][1], CLASSES[which][2], HOW, SCAN,
+            )  # fmt: skip  # as many arguments as a call can take in three lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +289,7 @@ class _Runs:
         return math.gcd(16, self.address, self.block_stride, self.outer_stride, self.inner_stride, self.run)
 
     def shape(self, tile: int) -> tuple[int, int, int]:
-        """(alignment, tile rows, tile columns in elements): caches of one shape share a launch."""
+        """(alignment, tile rows, tile columns in elements): the class of this line."""
         columns = min(tile, triton.next_power_of_2(self.run // min(self.alignment, 8)))
         return self.alignment, min(tile // columns, triton.next_power_of_2(self.rows)), columns
 
@@ -217,25 +321,26 @@ def _runs(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: 
     block_stride = strides[0] if shape[0] > 1 else 0
     for index in np.ndindex(*(n for _, n in dims[3:])):  # more than two outer dimensions: as several caches
         start = address + sum(i * stride for i, (stride, _) in zip(index, dims[3:], strict=True))
-        rows = inner_rows * outer_rows
-        yield _Runs(start, block_stride, rows, inner_rows, outer_stride, inner_stride, run * itemsize)
+        for first in range(0, outer_rows, most := max(1, MOST_ROWS // inner_rows)):
+            rows = inner_rows * min(most, outer_rows - first)
+            at = start + first * outer_stride
+            yield _Runs(at, block_stride, rows, inner_rows, outer_stride, inner_stride, run * itemsize)
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
-    """Lines [first, stop) of the table, all of one shape."""
+class _Classes:
+    """Shapes of the classes of lines, the lines of the largest class, and the tiles of the largest line."""
 
-    shape: tuple[int, int, int]
-    first: int
-    stop: int
+    shapes: tuple[tuple[int, int, int], ...]
+    lines: int
     tiles: int
 
 
-_tables: OrderedDict[Any, tuple[torch.Tensor, tuple[_Launch, ...]]] = OrderedDict()
+_tables: OrderedDict[Any, tuple[torch.Tensor, _Classes]] = OrderedDict()
 
 
-def _table(caches: tuple[torch.Tensor, ...], tile: int) -> tuple[torch.Tensor, tuple[_Launch, ...]]:
-    """The table of `caches` on their device, and the launches that walk it; the last few are kept.
+def _table(caches: tuple[torch.Tensor, ...], tile: int) -> tuple[torch.Tensor, _Classes]:
+    """The table of `caches` on their device, and its classes; the last few are kept.
 
     A serving engine copies in the same caches at every step, and then nothing is sent to the device. A kept table holds
     numbers only: it keeps no cache alive, and is found again only for the same addresses, shapes and strides.
@@ -247,29 +352,36 @@ def _table(caches: tuple[torch.Tensor, ...], tile: int) -> tuple[torch.Tensor, t
         if len(_tables) > CACHED_TABLES:
             _tables.popitem(last=False)
     _tables.move_to_end(key)
-    numbers, launches = _tables[key]
+    numbers, classes = _tables[key]
     table = numbers.view(numbers.shape)  # an object of its own: `targets` keep the caches alive while it lives
     table.targets = caches  # what the CPU's checker lets the launch touch
-    return table, launches
+    return table, classes
 
 
-def _new_table(caches: tuple[torch.Tensor, ...], tile: int) -> tuple[torch.Tensor, tuple[_Launch, ...]]:
+def _new_table(caches: tuple[torch.Tensor, ...], tile: int) -> tuple[torch.Tensor, _Classes]:
     runs: list[_Runs] = []
     for cache in caches:
         strides = [stride * cache.element_size() for stride in cache.stride()]
         runs += _runs(cache.data_ptr(), tuple(cache.shape), strides, cache.element_size())
-    runs.sort(key=lambda r: r.shape(tile))
-    launches, first = [], 0
-    for shape, same in itertools.groupby(runs, key=lambda r: r.shape(tile)):
-        members = list(same)
-        launches.append(_Launch(shape, first, first + len(members), max(r.tiles(tile) for r in members)))
-        first += len(members)
-    lines = torch.tensor([r.line() for r in runs], dtype=torch.int64).reshape(-1, FIELDS.value)
-    return lines.to(caches[0].device), tuple(launches)
+    counts = Counter(run.shape(tile) for run in runs)
+    runs.sort(key=lambda run: run.shape(tile))
+    shapes = tuple(sorted(counts))
+    stops = list(itertools.accumulate(counts[shape] for shape in shapes))
+    bounds = [bound for pair in zip([0, *stops], stops, strict=False) for bound in pair]
+    numbers = torch.tensor([*bounds, *itertools.chain.from_iterable(run.line() for run in runs)], dtype=torch.int64)
+    most = max((run.tiles(tile) for run in runs), default=0)
+    return numbers.to(caches[0].device), _Classes(shapes, max(counts.values(), default=0), most)
 
 
-def copy_blocks(problem: CopyBlocks, *, tile: int = TILE, scan: int | None = None, num_warps: int = 4) -> None:
-    """Copy in place in the device arrays `problem.caches`.
+def copy_blocks(
+    problem: CopyBlocks,
+    empty: Callable[[tuple[int, ...], Any], Any],
+    *,
+    tile: int = TILE,
+    scan: int | None = None,
+    num_warps: int = 4,
+) -> None:
+    """Copy in place in the device arrays `problem.caches`. `empty(shape, dtype)` makes the scratch of a plan.
 
     tile: elements that a program moves at once; scan: pairs that it looks at at once; both powers of two.
     """
@@ -277,34 +389,35 @@ def copy_blocks(problem: CopyBlocks, *, tile: int = TILE, scan: int | None = Non
     num_pairs = pairs.shape[0]
     if num_pairs == 0:
         return
-    table, launches = _table(problem.caches, tile)
-    for launch in launches:
-        alignment, rows, columns = launch.shape
-        groups = min(launch.stop - launch.first, triton.cdiv(PROGRAMS, num_pairs), MAX_GRID_YZ)
-        parts = min(launch.tiles, triton.cdiv(PROGRAMS, num_pairs * groups), MAX_GRID_YZ)
-        copy_kernel[(num_pairs, groups, parts)](
-            pairs,
-            table,
-            num_pairs,
-            *pairs.stride(),
-            launch.first,
-            launch.stop,
-            groups,
-            parts,
-            ELEMENT=_ELEMENTS[alignment],
-            UNIT=2 if alignment == 16 else 1,
-            ROWS=rows,
-            COLUMNS=columns,
-            SCAN=scan or (FEW_PAIRS if num_pairs <= FEW_PAIRS else MANY_PAIRS),
-            num_warps=num_warps,
-        )
+    table, classes = _table(problem.caches, tile)
+    if not classes.shapes:
+        return
+    scan = scan or (FEW_PAIRS if num_pairs <= FEW_PAIRS else MANY_PAIRS)
+    how, nodes = (FANS_OUT if problem.fans_out else APART), pairs  # nobody looks at these nodes
+    if problem.chained:
+        how, nodes = CHAINED, empty((num_pairs, 4), np.dtype(np.int32))
+        of_block = empty((problem.num_blocks,), np.dtype(np.int32))
+        rounds = empty((4, num_pairs), np.dtype(np.int32))
+        plan_kernel[(1,)](pairs, num_pairs, *pairs.stride(), of_block, nodes, rounds, SCAN=scan, num_warps=num_warps)
+    groups = min(classes.lines, triton.cdiv(PROGRAMS, num_pairs), MAX_GRID_YZ)
+    parts = min(classes.tiles, triton.cdiv(PROGRAMS, num_pairs * groups), MAX_GRID_YZ)
+    copy_kernel[(num_pairs, groups, parts)](
+        pairs,
+        table,
+        nodes,
+        num_pairs,
+        *pairs.stride(),
+        groups,
+        parts,
+        CLASSES=classes.shapes,
+        HOW=how.value,
+        SCAN=scan,
+        num_warps=num_warps,
+    )
 
 
 def rejects(problem: CopyBlocks) -> str | None:
-    """Why a host problem is not supported; None when it is."""
-    for cache in problem.caches:
-        if not knows(cache.dtype):
-            return f"torch has no dtype {cache.dtype}"
+    """Why a host problem is not supported: never."""
     return None
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -25,6 +26,9 @@ _TORCH = {
     dtypes.BFLOAT16: torch.bfloat16,
     dtypes.FLOAT8_E4M3FN: torch.float8_e4m3fn,
     dtypes.FLOAT8_E5M2: torch.float8_e5m2,
+    np.dtype(ml_dtypes.float8_e4m3fnuz): torch.float8_e4m3fnuz,
+    np.dtype(ml_dtypes.float8_e5m2fnuz): torch.float8_e5m2fnuz,
+    np.dtype(ml_dtypes.float8_e8m0fnu): torch.float8_e8m0fnu,
 }
 _NUMPY = {torch_dtype: dtype for dtype, torch_dtype in _TORCH.items()}
 

@@ -78,7 +78,7 @@ class TritonProvider(TorchArrays):
         return merge_states_triton.merge_states(problem, self.empty, **variant)
 
     def copy_blocks(self, problem: CopyBlocks, **variant: Any) -> None:
-        block_copy_triton.copy_blocks(problem, **variant)
+        block_copy_triton.copy_blocks(problem, self.empty, **variant)
 
     def swap_blocks(self, problem: SwapBlocks) -> None:
         block_copy_swap_triton.swap_blocks(problem)

@@ -4,12 +4,12 @@
 blocks and gathering them is in `block_copy_write` and `block_copy_gather`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from pagebench.reference.dtypes import INT64, Array
+from pagebench.reference.dtypes import INT64, MOVED_DTYPES, Array
 from pagebench.reference.problem import Problem
 from pagebench.reference.validation import require, require_all, require_array, require_writeable
 
@@ -18,16 +18,28 @@ from pagebench.reference.validation import require, require_all, require_array, 
 class CopyBlocks(Problem):
     """Copy block `src` to block `dst` for each (src, dst) of `pairs`, in place, in all `caches`, simultaneously.
 
-    caches: tuple of arrays [num_blocks, ...] of any dtype but objects, one or more per layer, possibly strided views;
-    dtypes and trailing shapes may differ. pairs: int64 [n, 2]. Chains and cycles are allowed, a self pair changes
-    nothing, n = 0 is allowed. Raises ValueError for a repeated dst, an id out of range, or caches that overlap or
-    cannot be written.
+    caches: tuple of arrays [num_blocks, ...] of any of `MOVED_DTYPES` (bytes of another type are a view as uint8), one
+    or more per layer, possibly strided views; dtypes and trailing shapes may differ. pairs: int64 [n, 2]. Chains and
+    cycles are allowed, a self pair changes nothing, n = 0 is allowed. Raises ValueError for a repeated dst, an id out
+    of range, or caches that overlap or cannot be written.
+
+    Worked out at construction, since a launcher cannot read the pairs from the device and whoever hands out blocks has
+    them on the host: `chained`, whether a source of one pair is the destination of another, so that their order
+    matters; `fans_out`, whether a source has several destinations. Self pairs count in neither.
     """
 
     caches: tuple[Any, ...]
     pairs: Any
+    chained: bool = field(init=False)
+    fans_out: bool = field(init=False)
 
     op: ClassVar[str] = "copy_blocks"
+
+    def __post_init__(self) -> None:
+        self.validate()
+        src, dst = self.pairs[self.pairs[:, 0] != self.pairs[:, 1]].T
+        object.__setattr__(self, "chained", bool(np.isin(src, dst).any()))
+        object.__setattr__(self, "fans_out", bool(np.unique(src).size < src.size))
 
     @property
     def num_blocks(self) -> int:
@@ -96,12 +108,13 @@ class SwapBlocks(Problem):
 
 
 def require_caches(argument: str, caches: Any, *, written: bool = False) -> None:
-    """Require a tuple of arrays of as many blocks each, of plain bytes, none overlapping itself."""
+    """Require a tuple of arrays of as many blocks each, of dtypes that devices know, none overlapping itself."""
     require(isinstance(caches, tuple) and caches, argument, "be a tuple of at least one array", caches)
     for i, cache in enumerate(caches):
         name = f"{argument}[{i}]"
         require_array(name, cache)
-        require(not cache.dtype.hasobject, name, "hold plain bytes, not references to objects", str(cache.dtype))
+        known = cache.dtype in MOVED_DTYPES
+        require(known, name, "have a dtype that devices know; a view as uint8 has all its bytes", str(cache.dtype))
         if written:
             require_writeable(name, cache)
         require(cache.ndim >= 1, name, "have a leading block dimension", cache.shape)

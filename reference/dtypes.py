@@ -20,6 +20,11 @@ UINT8 = np.dtype(np.uint8)
 
 COMPUTE_DTYPES = (FLOAT16, BFLOAT16, FLOAT32)
 QUANTISED_DTYPES = (FLOAT8_E4M3FN, FLOAT8_E5M2, INT8)
+# What a block that is only moved may hold: the numbers that both NumPy and device libraries have, in native byte order.
+MOVED_DTYPES = frozenset(
+    [*map(np.dtype, "?bhilqBHILQefdFD"), BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2]
+    + [np.dtype(t) for t in (ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz, ml_dtypes.float8_e8m0fnu)]
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

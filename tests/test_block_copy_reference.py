@@ -283,7 +283,10 @@ def test_swap_copies_between_pools() -> None:
             {"dst_caches": (np.zeros((5, 4)), read_only(np.zeros((5, 1, 2))))},
             r"dst_caches\[1\] must be writeable.*, got 'a read-only array \[5, 1, 2\]'",
         ),
-        ({"src_caches": (np.zeros((3, 4), object),)}, r"src_caches\[0\] must hold plain bytes.*, got 'object'"),
+        (
+            {"src_caches": (np.zeros((3, 4), object),)},
+            r"src_caches\[0\] must have a dtype that devices know.*, got 'object'",
+        ),
     ],
 )
 def test_an_invalid_swap_names_the_argument(change: dict[str, Any], message: str) -> None:
@@ -300,9 +303,28 @@ def test_a_copy_refuses_what_it_cannot_write() -> None:
     pairs = np.zeros((0, 2), np.int64)
     with pytest.raises(ValueError, match=r"caches\[1\] must be writeable.*, got 'a read-only array \[3\]'"):
         CopyBlocks((np.zeros(3), read_only(np.zeros(3))), pairs)
-    for dtype in (object, [("number", np.int32), ("owner", object)]):
-        with pytest.raises(ValueError, match=r"caches\[0\] must hold plain bytes"):
+    for dtype in (object, [("number", np.int32), ("other", np.int32)], ">f4", "M8[s]", "S3", np.longdouble):
+        with pytest.raises(ValueError, match=r"caches\[0\] must have a dtype that devices know; a view as uint8"):
             CopyBlocks((np.zeros(3, dtype),), pairs)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "chained", "fans_out"),
+    [
+        ([], False, False),
+        ([(0, 0), (1, 1)], False, False),
+        ([(0, 0), (0, 1)], False, False),
+        ([(0, 1), (2, 3)], False, False),
+        ([(0, 1), (0, 2)], False, True),
+        ([(0, 1), (1, 2)], True, False),
+        ([(0, 1), (1, 0), (0, 2)], True, True),
+    ],
+)
+def test_a_copy_knows_how_its_pairs_depend_on_each_other(pairs: Any, chained: bool, fans_out: bool) -> None:
+    problem = CopyBlocks((np.zeros((4, 1)),), np.array(pairs, np.int64).reshape(-1, 2))
+    assert (problem.chained, problem.fans_out) == (chained, fans_out)
+    again = from_text(problem.to_text())
+    assert (again.chained, again.fans_out) == (chained, fans_out)
 
 
 def test_pools_that_share_memory_are_refused() -> None:
