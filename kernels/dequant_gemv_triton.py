@@ -159,8 +159,11 @@ def _tile(weight: Weight, x_rows: int, tile: int, features: int | None) -> tuple
     transposed = weight.format.transposed
     if features is None:
         features = (FEATURES if x_rows == 1 else DOT_FEATURES)[transposed]
+    straddling = weight.format.bits and 32 % weight.format.bits  # its fields are loaded one by one: half the registers
+    tile = max(tile // 2, 256) if straddling else tile
     if x_rows > 1:  # a matrix instruction wants 16 each way
         tile, features = max(tile, 256), max(features, 16)
+        features = max(features // 2, 16) if straddling else features
     if transposed:
         _, width = weight.tile(1, features)
         height, _ = weight.tile(max(tile // width, 16 if x_rows > 1 else 1), width)
