@@ -81,6 +81,15 @@ def workload_times(names: Sequence[str]) -> dict[str, Any]:
     return as_json(rows, copy_roof())
 
 
+def swept() -> list[dict[str, Any]]:
+    """Bandwidth of copy_blocks by block bytes, in this process: points as `bench.copy_sweep` writes them."""
+    from bench._measure import freed_after
+    from bench.copy_sweep import sweep
+
+    with freed_after():
+        return [point.to_json() for point in sweep()]
+
+
 def run_timings(names: Sequence[str], out: Path, deadline: float) -> list[dict[str, Any]]:
     """`workload_times` in PROCESSES fresh processes, as far as the deadline allows."""
     results = []
@@ -127,6 +136,13 @@ def summary(processes: Sequence[dict[str, Any]]) -> str:
             )
         )
     return table(head, rows)
+
+
+def sweep_summary(processes: Sequence[dict[str, Any]]) -> str:
+    """Bandwidth of copy_blocks by block bytes, the median over processes of each process's median."""
+    from bench.copy_sweep import Point, shown
+
+    return shown([[Point.from_json(item) for item in process.get("copy_sweep", ())] for process in processes])
 
 
 def machine() -> dict[str, Any]:
@@ -176,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_GPU
     names = chosen.workload or list(WORKLOADS)
     if chosen.times_only:
-        chosen.times_only.write_text(json.dumps(workload_times(names)))
+        times = workload_times(names)
+        chosen.times_only.write_text(json.dumps(times))  # kept if there is no time left for more
+        chosen.times_only.write_text(json.dumps(times | {"copy_sweep": swept()}))
         return 0
     deadline = time.perf_counter() + BUDGET_S
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -185,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = {"commit": commit(), "machine": machine(), "properties": checked, "processes": processes}
     (chosen.out / "gpu.json").write_text(json.dumps(document, indent=1))
     print(
-        summary(processes) if processes else "no timing process finished",
+        *([summary(processes), sweep_summary(processes)] if processes else ["no timing process finished"]),
         f"written: {chosen.out / 'gpu.json'}",
         sep="\n",
     )

@@ -19,9 +19,9 @@ accesses are 16 bytes wide where alignment allows, neighbours in a warp touch ne
 16 KB of loads in flight (32 registers per thread).
 
 Code generation (Triton 3.9; two caches with blocks of 32 KB; sm_80 / sm_90 / sm_100), nothing run, no spill:
-54 / 48 / 48 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 80 / 80 / 59 where sources fan out; 96 / 95 / 95
-where pairs are chained, with as many loads and stores for a cycle's source, for what moves on the walk, and for the
-root; plan_kernel 32.
+54 / 48 / 48 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 80 / 80 / 59 where sources fan out;
+96 / 95 / 95 where pairs are chained, with as many loads and stores for a cycle's source, for what moves on the walk,
+and for the root; plan_kernel 32.
 """
 
 import itertools
