@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.properties.contracts import Missing, assert_equal_runs, require_supported
+from pagebench.properties.host_arrays import copy_of
 from pagebench.properties.runs import NotExercised, Run, run
 from pagebench.reference import error_bounds
 from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
@@ -30,6 +31,16 @@ def check_copy_twice(provider: Any, problem: CopyBlocks, *, variant: Variant = N
     once = run(provider, problem, variant)
     caches = tuple(_some(once, f"caches[{i}]") for i in range(len(problem.caches)))
     assert_equal_runs("after a second copy", run(provider, CopyBlocks(caches, problem.pairs), variant), once)
+    return once.not_exercised
+
+
+def check_swap_twice(provider: Any, problem: SwapBlocks, *, variant: Variant = None) -> Missing:
+    """swap_blocks: the same blocks brought over again change nothing."""
+    require_supported(provider, problem)
+    once = run(provider, problem, variant)
+    caches = tuple(_some(once, f"dst_caches[{i}]") for i in range(len(problem.dst_caches)))
+    again = dataclasses.replace(problem, dst_caches=caches)
+    assert_equal_runs("after a second swap", run(provider, again, variant), once)
     return once.not_exercised
 
 
@@ -59,6 +70,41 @@ def check_row_order(provider: Any, problem: WriteKV, *, variant: Variant = None)
     moved = {"slot_mapping": problem.slot_mapping[order], "key": problem.key[order], "value": problem.value[order]}
     after = _supported_run(provider, dataclasses.replace(problem, **moved), variant)
     assert_equal_runs("after permuting the rows", after, before)
+    return before.not_exercised
+
+
+def check_slot_relabelling(provider: Any, problem: WriteKV, *, variant: Variant = None) -> Missing:
+    """write_kv: with the slots of the caches permuted, and the mapping following, the same is in every slot."""
+    require_supported(provider, problem)
+    slots = problem.num_blocks * problem.block_size
+    order = np.random.default_rng(slots).permutation(slots)  # slot order[i] of old becomes i
+    moved = copy_of(problem).problem
+    names = ["key_cache", "value_cache"] + (["key_scale", "value_scale"] if problem.compute_scales else [])
+    for name in names:
+        getattr(moved, name)[...] = _with_slots(getattr(problem, name), order)
+    live = problem.slot_mapping >= 0
+    moved.slot_mapping[live] = np.argsort(order)[problem.slot_mapping[live]]
+    moved.validate()
+    before, after = run(provider, problem, variant), _supported_run(provider, moved, variant)
+    for name in names:
+        expected = _with_slots(_some(before, name), order)
+        _assert_bytes(f"{name} after relabelling the slots", _some(after, name), expected)
+    return before.not_exercised
+
+
+def check_block_relabelling(provider: Any, problem: GatherKV, *, variant: Variant = None) -> Missing:
+    """gather_kv: moving blocks to other physical places, with the table following, changes nothing."""
+    require_supported(provider, problem)
+    order = np.random.default_rng(problem.num_blocks).permutation(problem.num_blocks)  # block order[i] becomes i
+    moved = copy_of(problem).problem
+    for name in ("key_cache", "value_cache", "key_scale", "value_scale"):
+        if np.ndim(getattr(problem, name)) >= 3:
+            getattr(moved, name)[...] = getattr(problem, name)[order]
+    used = problem.used_entries()
+    moved.block_table[used] = np.argsort(order)[problem.block_table[used]]
+    moved.validate()
+    before = run(provider, problem, variant)
+    assert_equal_runs("after relabelling the blocks", _supported_run(provider, moved, variant), before)
     return before.not_exercised
 
 
@@ -196,6 +242,13 @@ def _supported_run(provider: Any, problem: Any, variant: Variant) -> Run:
     if reason is not None:
         raise NotExercised(f"the transformed problem is rejected: {reason}")
     return run(provider, problem, variant)
+
+
+def _with_slots(cache: Array, order: Array) -> Array:
+    """A contiguous copy whose slot i, counted over all blocks, is slot order[i] of `cache`."""
+    flat = np.ascontiguousarray(cache).reshape(-1, *cache.shape[2:])
+    moved: Array = flat[order].reshape(cache.shape)
+    return moved
 
 
 def _with_blocks(cache: Array, blocks: Array, byte: int) -> Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.properties import contracts, far_blocks, relations
+from pagebench.properties import block_copy_relations, contracts, far_blocks, relations
 from pagebench.properties.block_copy_recipes import CopyRecipe
 from pagebench.properties.claims import claim, fixed
 from pagebench.properties.subject import Subject
@@ -39,6 +39,13 @@ def test_pair_order(subject: Subject, data: Any) -> None:
     """Bitwise: the order of the pairs means nothing."""
     case = data.draw(subject.cases(OP))
     subject.hold(relations.check_pair_order, case.problem, case.variant)
+
+
+@claim(OP, examples=12)
+def test_copying_twice(subject: Subject, data: Any) -> None:
+    """Bitwise: where no source is a destination too, a second copy changes nothing."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(block_copy_relations.check_copy_twice, case.problem, case.variant)
 
 
 @fixed(OP)

@@ -42,6 +42,13 @@ def test_sequence_order(subject: Subject, data: Any) -> None:
     subject.hold(relations.check_sequence_order, case.problem, case.variant)
 
 
+@claim(OP, examples=8)
+def test_block_relabelling(subject: Subject, data: Any) -> None:
+    """Bitwise: blocks may lie anywhere, with the table following."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_block_relabelling, case.problem, case.variant)
+
+
 @claim(OP, examples=15)
 def test_copy_then_gather(subject: Subject, data: Any) -> None:
     """Bitwise: copied blocks read as the originals do."""

@@ -32,6 +32,13 @@ def test_there_and_back(subject: Subject, data: Any) -> None:
     subject.hold(relations.check_swap_there_and_back, case.problem, case.variant)
 
 
+@claim(OP, examples=8)
+def test_swapping_twice(subject: Subject, data: Any) -> None:
+    """Bitwise: a second swap of the same blocks changes nothing."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_swap_twice, case.problem, case.variant)
+
+
 @fixed(OP)
 def test_many_layers(subject: Subject) -> None:
     """80 layers of K and V, adjacent blocks."""

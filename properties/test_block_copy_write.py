@@ -42,6 +42,13 @@ def test_row_order(subject: Subject, data: Any) -> None:
     subject.hold(relations.check_row_order, case.problem, case.variant)
 
 
+@claim(OP, examples=8)
+def test_slot_relabelling(subject: Subject, data: Any) -> None:
+    """Bitwise: slots may lie anywhere, with the mapping following."""
+    case = data.draw(subject.cases(OP))
+    subject.hold(relations.check_slot_relabelling, case.problem, case.variant)
+
+
 @claim(OP, examples=10)
 def test_writing_twice(subject: Subject, data: Any) -> None:
     """Bitwise: writing is idempotent."""

@@ -189,6 +189,31 @@ def test_gathers_meet_every_conversion() -> None:
     assert sum(0 in r.sequences for r in recipes) >= 10
 
 
+def test_gathers_reach_every_launch_boundary() -> None:
+    recipes = drawn(strategies.recipes("gather_kv", everything("gather_kv")), budget("gather_kv"))
+    seen: Counter[str] = Counter()
+    for r in recipes:
+        words = r.num_kv_heads * r.head_size * DTYPES[r.dtype].itemsize / 16
+        for threads in (512, 1024):
+            seen[f"below {threads} threads"] += threads - 64 <= words < threads
+            seen[f"at {threads} threads"] += words == threads
+            seen[f"beyond {threads} threads"] += threads < words <= threads + 64
+        seen["no tokens"] += sum(r.sequences) == 0
+        seen["one token"] += sum(r.sequences) == 1
+        seen["odd head size"] += r.head_size % 2 == 1 and r.head_size > 1
+        for layout in ("halves", "hnd", "dims apart"):
+            seen[layout] += r.kv_layout == layout
+    assert min(seen.values()) >= 1, seen
+
+
+def test_copies_are_of_one_layer_and_of_several() -> None:
+    """80 layers are a claim of their own, `test_many_layers`, of copies and of swaps."""
+    recipes = drawn(strategies.recipes("copy_blocks", everything("copy_blocks")), budget("copy_blocks"))
+    assert min(Counter(len(r.caches) for r in recipes).values()) >= 10
+    for op in ("copy_blocks", "swap_blocks"):
+        assert "test_many_layers" in {name for name, _ in claims(op)}
+
+
 def test_swaps_hold_adjacent_and_scattered_pairs_between_all_layouts() -> None:
     recipes = drawn(strategies.recipes("swap_blocks", everything("swap_blocks")), budget("swap_blocks"))
     assert min(Counter((r.direction, r.adjacent) for r in recipes).values()) >= 5
