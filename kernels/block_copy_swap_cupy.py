@@ -1,4 +1,4 @@
-"""Swapping blocks on CUDA's copy engines: asynchronous 2-D copies between the device and pinned host memory."""
+"""Swapping blocks on CUDA's copy engines: asynchronous copies between the device and pinned host memory."""
 
 import ctypes
 from collections.abc import Sequence
@@ -33,11 +33,13 @@ def _start(stream: Any, found: Sequence[Transfer]) -> None:
 
     current = cupy.cuda.get_current_stream()
     stream.wait_event(current.record())
+    runtime = cupy.cuda.runtime
     for t in found:
-        width = t.nbytes
-        cupy.cuda.runtime.memcpy2DAsync(
-            t.dst, t.dst_pitch or width, t.src, t.src_pitch or width, width, t.rows, MEMCPY_DEFAULT, stream.ptr
-        )
+        if t.rows == 1:  # of any length, where a 2-D copy's rows are less than 2 GiB apart
+            runtime.memcpyAsync(t.dst, t.src, t.nbytes, MEMCPY_DEFAULT, stream.ptr)
+        else:
+            rows = (t.nbytes, t.rows, MEMCPY_DEFAULT, stream.ptr)
+            runtime.memcpy2DAsync(t.dst, t.dst_pitch, t.src, t.src_pitch, *rows)
     current.wait_event(stream.record())
 
 

@@ -5,6 +5,8 @@ work. torch has no 2-D copy between host and device, so rows are copied one by o
 own gather through a contiguous buffer beats a transfer for each.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -27,18 +29,28 @@ def swap_blocks(problem: SwapBlocks) -> None:
         memory: (_bytes_of(src), _bytes_of(dst))
         for src, dst, (_, _, memory) in zip(problem.src_caches, problem.dst_caches, pools, strict=True)
     }
-    devices = {cache.device for caches in (problem.src_caches, problem.dst_caches) for cache in caches}
-    on_gpu = next((device for device in devices if device.type == "cuda"), None)
-    for memory, (src, dst) in storages.items():
-        found = transfers([pool for pool in pools if pool[2] == memory], problem.pairs.numpy())
-        if on_gpu is None:
-            _copy(found, src, dst)
-            continue
-        current, own = torch.cuda.current_stream(on_gpu), _stream(on_gpu)
-        own.wait_stream(current)
-        with torch.cuda.stream(own):
-            _copy(found, src, dst)
-        current.wait_stream(own)
+    with _in_order(_gpu_of(problem)):
+        for memory, (src, dst) in storages.items():
+            _copy(transfers([pool for pool in pools if pool[2] == memory], problem.pairs.numpy()), src, dst)
+
+
+def _gpu_of(problem: SwapBlocks) -> torch.device | None:
+    """The GPU that the device's pool lies on; None on a CPU."""
+    devices = (cache.device for cache in (*problem.src_caches, *problem.dst_caches))
+    return next((device for device in devices if device.type == "cuda"), None)
+
+
+@contextmanager
+def _in_order(device: torch.device | None) -> Iterator[None]:
+    """Run on the stream for transfers, after what the current stream was given before and before what it gets next."""
+    if device is None:
+        yield
+        return
+    current, own = torch.cuda.current_stream(device), _stream(device)
+    own.wait_stream(current)
+    with torch.cuda.stream(own):
+        yield
+    current.wait_stream(own)
 
 
 def _copy(found: list[Transfer], src: torch.Tensor, dst: torch.Tensor) -> None:

@@ -20,6 +20,9 @@ class CupyArrays:
     def to_device(self, array: np.ndarray) -> Any:
         return self.device.to_device(array)
 
+    def to_pinned(self, array: np.ndarray) -> np.ndarray:
+        return self.device.to_pinned(array)
+
     def to_host(self, array: Any) -> np.ndarray:
         return self.device.to_host(array)
 

@@ -23,6 +23,11 @@ class TorchArrays:
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return tensor_of(array, self.device)
 
+    def to_pinned(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """A contiguous copy in host memory that the GPU's copy engines can reach; any host memory without a GPU."""
+        tensor = tensor_of(array, torch.device("cpu"))
+        return tensor.pin_memory() if self.device.type == "cuda" and tensor.numel() else tensor
+
     def to_host(self, array: torch.Tensor) -> np.ndarray[Any, Any]:
         return array_of(array)
 
