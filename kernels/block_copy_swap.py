@@ -3,7 +3,8 @@
 Pairs and caches are known on the host. They become pieces of contiguous bytes, sorted by address; pieces that follow
 each other on both sides become one (adjacent blocks, K and V as halves of one tensor), and pieces of one length at
 equal distances on both sides become the rows of one 2-D transfer. The copy engines do the rest, on a stream of their
-own: it waits for what was launched before, and what is launched after waits for it.
+own: it waits for what was launched before, and what is launched after waits for it. A source of several destinations is
+read for each of them.
 """
 
 from collections.abc import Hashable, Iterator, Sequence

@@ -10,6 +10,7 @@ from pagebench.kernels import block_copy_cupy
 from pagebench.kernels.devices import gpu_present
 from pagebench.kernels.memory_trace import LaunchTrace, requested_bytes, trace
 from pagebench.kernels.providers import load_provider
+from pagebench.properties.block_copy_rows_recipes import GatherRecipe, WriteRecipe
 from pagebench.properties.strategies import Picker, recipe
 from pagebench.properties.support import everything
 from pagebench.reference.block_copy import CopyBlocks
@@ -80,6 +81,29 @@ def test_what_a_launch_looks_up_grows_with_the_pairs(name: str) -> None:
                 PROVIDERS[name].copy_blocks(placed)
             looked_up.append(requested_bytes(launches) - problem.bytes_moved())
         assert looked_up[1] <= 4 * 1.5 * looked_up[0], looked_up  # log2(pairs) rounds
+
+
+# --- bytes of rows
+
+ROWS = ("key", "value", "key_cache", "value_cache")
+
+
+@pytest.mark.parametrize("cache_dtype", [None, "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize(("heads", "size"), [(8, 128), (3, 33), (33, 1)])
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_each_row_is_read_once_and_written_once(name: str, heads: int, size: int, cache_dtype: str | None) -> None:
+    """Rows and caches exactly, whatever the head size; scales, slots and tables are looked up beside them."""
+    scale = None if cache_dtype is None else "computed"
+    written = WriteRecipe("float16", cache_dtype, heads, size, num_rows=9, mapped=8, skip_every=3, scale=scale).build()
+    scale = None if cache_dtype is None else "slot"
+    gathered = GatherRecipe("float16", cache_dtype, heads, size, sequences=(3, 0, 6), scale=scale).build()
+    for problem, rows in ((written, written.rows().size), (gathered, 9)):
+        placed = problem.on(PROVIDERS[name])
+        with trace(PROVIDERS[name]) as launches:
+            getattr(PROVIDERS[name], problem.op)(placed)
+        assert len(launches) == 1
+        each = 2 + problem.key_cache.dtype.itemsize  # in and out
+        assert requested_bytes(launches, only=ROWS) == 2 * rows * heads * size * each
 
 
 # --- blocks beyond what 32 bits count
