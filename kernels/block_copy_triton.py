@@ -14,9 +14,10 @@ source nobody writes, or the pair of lowest index on a cycle. The programs of a 
 before parents, and those of all other pairs return at once; no program touches a byte that another one writes. On a
 cycle the root's source is read first of all and written last.
 
-Traffic: each source that moves read once and each destination written once; nothing is staged in memory. Fast because
-accesses are 16 bytes wide where alignment allows, neighbours in a warp touch neighbouring bytes, and a program holds
-16 KB of loads in flight (32 registers per thread).
+Traffic: each source that moves read once and each destination written once; nothing is staged in memory. (One block to
+thousands of others would leave few programs that store much each; a fork is to a handful.) Fast because accesses are
+16 bytes wide where alignment allows, neighbours in a warp touch neighbouring bytes, and a program holds 16 KB of loads
+in flight (32 registers per thread).
 
 Code generation (Triton 3.9; two caches with blocks of 32 KB; sm_80 / sm_90 / sm_100), nothing run, no spill:
 54 / 48 / 48 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 80 / 80 / 59 where sources fan out;
@@ -411,7 +412,7 @@ def copy_blocks(
         parts,
         CLASSES=classes.shapes,
         HOW=how.value,
-        SCAN=scan,
+        SCAN=1 if how is APART else scan,  # unused then, and not worth a compilation for each
         num_warps=num_warps,
     )
 
