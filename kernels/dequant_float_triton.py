@@ -26,7 +26,8 @@ def fp8_e5m2(packed, strides, at, HOW: tl.constexpr):
 def mxfp4(packed, strides, at, HOW: tl.constexpr):
     """number * 2^(e - 127). [rows, blocks, bytes]."""
     blocks, scales = packed
-    (row, row_live), (block, block_live) = rows_of(at, HOW, 1), columns_of(at, HOW, 32)
+    row, row_live = rows_of(at, HOW, 1)
+    block, block_live = columns_of(at, HOW, 32)
     pointer = first_row(blocks, row, strides, HOW) + block.to(tl.int64) * strides[1]
     byte = tl.arange(0, 16)[None, None, :] * strides[2]
     byte = load(pointer[:, :, None] + byte, (row_live & block_live)[:, :, None], HOW).to(tl.int32)
@@ -95,7 +96,8 @@ def _absmax(packed, strides, block, live, HOW: tl.constexpr):
 @triton.jit
 def _bytes(packed, strides, at, HOW: tl.constexpr):
     """uint8 [rows, columns]: the first array, a byte for each weight."""
-    (row, row_live), (column, live) = rows_of(at, HOW, 1), columns_of(at, HOW, 1)
+    row, row_live = rows_of(at, HOW, 1)
+    column, live = columns_of(at, HOW, 1)
     return load(first_row(packed[0], row, strides, HOW) + column.to(tl.int64) * strides[1], row_live & live, HOW)
 
 
@@ -120,7 +122,8 @@ def _scaled(value, packed, strides, at, HOW: tl.constexpr):
 def _nvfp4(packed, strides, at, SWIZZLED: tl.constexpr, HOW: tl.constexpr):
     """number * scale, exact, and the global scale."""
     weight, scales, common = packed
-    (row, row_live), (byte, live) = rows_of(at, HOW, 1), columns_of(at, HOW, 2)
+    row, row_live = rows_of(at, HOW, 1)
+    byte, live = columns_of(at, HOW, 2)
     pointer = first_row(weight, row, strides, HOW) + byte.to(tl.int64) * strides[1]
     pair = load(pointer, row_live & live, HOW).to(tl.int32)
     code = (pair[:, :, None] >> (tl.arange(0, 2) * 4)[None, None, :]) & 15

@@ -12,7 +12,8 @@ from pagebench.kernels.dequant_tile_triton import columns_of, first_row, load, r
 @triton.jit
 def int8(packed, strides, at, HOW: tl.constexpr):
     """scale * (weight - zero_point). [rows, spans, columns of a span], a span being columns that share a scale."""
-    (row, row_live), (column, live) = rows_of(at, HOW, 1), columns_of(at, HOW, 1)
+    row, row_live = rows_of(at, HOW, 1)
+    column, live = columns_of(at, HOW, 1)
     pointer = first_row(packed[0], row, strides, HOW) + column.to(tl.int64) * strides[1]
     q = load(pointer, row_live & live, HOW).to(tl.int32)
     q = tl.reshape(q, [HOW.rows, HOW.columns // HOW.span, HOW.span])
@@ -50,7 +51,8 @@ def gptq_v2(packed, strides, at, HOW: tl.constexpr):
 @triton.jit
 def _gptq(packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
     """[words, k of a word, n]. Most often the rows of a tile are of one group: then its scales are loaded once."""
-    (word_row, word_live), (column, live) = rows_of(at, HOW, 8), columns_of(at, HOW, 1)
+    word_row, word_live = rows_of(at, HOW, 8)
+    column, live = columns_of(at, HOW, 1)
     pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
     word = load(pointer, word_live & live, HOW)
     q = (word[:, None, :] >> (tl.arange(0, 8) * 4)[None, :, None]) & 15
@@ -83,7 +85,8 @@ def _of_groups(q, packed, strides, group, at, ADDED: tl.constexpr, HOW: tl.const
 def awq(packed, strides, at, HOW: tl.constexpr):
     """scales[g, n] * (q - zero): rows are k, SPAN of them in one group; columns n, 8 to a word, even ones lowest."""
     SPAN: tl.constexpr = HOW.span
-    (row, row_live), (word_column, word_live) = rows_of(at, HOW, 1), columns_of(at, HOW, 8)
+    row, row_live = rows_of(at, HOW, 1)
+    word_column, word_live = columns_of(at, HOW, 8)
     span, span_live = rows_of(at, HOW, SPAN)
     group = (span * SPAN // HOW.group if HOW.group > 0 else span * 0).to(tl.int64)
     pointer = first_row(packed[0], row, strides, HOW) + word_column.to(tl.int64) * strides[1]
