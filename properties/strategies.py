@@ -25,7 +25,7 @@ from pagebench.reference.paged_attention import PagedAttention
 # with each KV head repeated for its group.
 MAX_ELEMENTS = 75_000
 MAX_PRODUCTS = 500_000
-MAX_RESULTS = 200  # rows of out, each a program of its own where a kernel reduces splits; three queries in any case
+MAX_RESULTS = 200  # rows of out, each a program of its own where a kernel reduces splits; two queries in any case
 TILES = (16, 32, 64, 128)  # lengths at which kernels like to change tile or split
 
 
@@ -102,7 +102,8 @@ def attention_recipe(pick: Picker, support: Support) -> AttentionRecipe:
     most_keys = max(min(MAX_KEYS, MAX_ELEMENTS // (heads * head_size), MAX_PRODUCTS // (heads * group * head_size)), 2)
     decode = pick(axes["sequences"]) == "decode"
     count = pick((1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 0))
-    most_queries = 1 if decode else max(MAX_RESULTS // (heads * group * max(count, 1)), 3)
+    count = min(count, max(MAX_RESULTS // (heads * group), 2))
+    most_queries = 1 if decode else max(MAX_RESULTS // (heads * group * max(count, 1)), 2)
     sequences = tuple(_sequence(pick, most_queries, block_size, most_keys) for _ in range(count))
     return AttentionRecipe(
         dtype=pick(axes["dtype"]),
