@@ -20,9 +20,9 @@ thousands of others would leave few programs that store much each; a fork is to 
 in flight (32 registers per thread).
 
 Code generation (Triton 3.9; two caches with blocks of 32 KB; sm_80 / sm_90 / sm_100), nothing run, no spill:
-54 / 48 / 48 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 80 / 80 / 59 where sources fan out;
-96 / 95 / 95 where pairs are chained, with as many loads and stores for a cycle's source, for what moves on the walk,
-and for the root; plan_kernel 32.
+54 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 80 / 76 / 59 where sources fan out; 96 / 95 / 95
+where pairs are chained, with as many loads and stores for a cycle's source, for what moves on the walk, and for the
+root; plan_kernel 32.
 """
 
 import itertools
@@ -231,11 +231,12 @@ def _copy_lines(
                         reader = _next_reader(pairs, ps0, ps1, num_pairs, src, reader, SCAN)
 
 
-@triton.jit(do_not_specialize=["num_pairs", "ps0", "ps1", "groups", "parts"])
+@triton.jit(do_not_specialize=["num_lines", "num_pairs", "ps0", "ps1", "groups", "parts"])
 def copy_kernel(
     pairs,
     table,
     nodes,
+    num_lines,
     num_pairs,
     ps0,
     ps1,
@@ -247,7 +248,8 @@ def copy_kernel(
 ):
     """Pair program_id(0); of each class, lines from program_id(1) by `groups`, tiles from program_id(2) by `parts`.
 
-    CLASSES: ((alignment, tile rows, tile columns), ...). table: the first and the last line of each class, then lines.
+    CLASSES: ((alignment, tile rows, tile columns), ...). table: each class's first line and the one behind its last, then
+    lines. num_lines: of the only class, so that a launch of one class need not look up where its lines are.
     """
     root = tl.program_id(0)
     src = tl.load(pairs + root.to(tl.int64) * ps0)
@@ -265,9 +267,12 @@ def copy_kernel(
             leads = leads & (_next_reader(pairs, ps0, ps1, num_pairs, src, -1, SCAN) == root)
     if leads:
         for which in tl.static_range(len(CLASSES)):
+            first, stop = 0, num_lines
+            if len(CLASSES) > 1:
+                first, stop = tl.load(table + 2 * which).to(tl.int32), tl.load(table + 2 * which + 1).to(tl.int32)
             _copy_lines(
                 pairs, ps0, ps1, num_pairs, root, src, dst, role, first_reader, nodes,
-                table + 2 * len(CLASSES), tl.load(table + 2 * which), tl.load(table + 2 * which + 1), groups, parts,
+                table + 2 * len(CLASSES), first, stop, groups, parts,
                 CLASSES[which][0], CLASSES[which][1], CLASSES[which][2], HOW, SCAN,
             )  # fmt: skip  # as many arguments as a call can take in three lines
 
@@ -406,6 +411,7 @@ def copy_blocks(
         pairs,
         table,
         nodes,
+        classes.lines,
         num_pairs,
         *pairs.stride(),
         groups,

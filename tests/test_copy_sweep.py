@@ -95,6 +95,19 @@ def test_the_gpu_job_sums_processes_up_and_names_what_is_slow() -> None:
     assert gpu.sweep_summary([{}]).count("\n") == 2  # a process that had no time left for it
 
 
+def test_the_gpu_job_writes_the_sweep_beside_the_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from pagebench.kernels import devices
+
+    monkeypatch.setattr(devices, "gpu_present", lambda: True)
+    monkeypatch.setattr(gpu, "workload_times", lambda names: {"rows": list(names)})
+    monkeypatch.setattr(copy_sweep, "sweep", lambda: [Point("triton", 4 * KIB, 64 * MIB, (1e-3,))])
+    out, name = tmp_path / "times.json", "llama-3-8b-copy-64x16-fp16"
+    assert gpu.main(["--times-only", str(out), "--workload", name]) == 0
+    written = json.loads(out.read_text())
+    assert written["rows"] == [name]
+    assert Point.from_json(written["copy_sweep"][0]).seconds == (1e-3,)
+
+
 def test_points_cover_what_is_promised() -> None:
     assert {size for size, payload in POINTS if payload == 64 * MIB} >= {4 * KIB, 64 * KIB, MIB, 4 * MIB}
     assert min(payload for _, payload in POINTS) == 64 * MIB
