@@ -97,6 +97,8 @@ def codegen(session: nox.Session) -> None:
     """Compile every kernel for sm_80, sm_90 and sm_100 and print registers, spills, load widths, tensor-core use."""
     install(session, *TESTING, *CUDA_WITHOUT_GPU)
     python(session, "-m", "bench.codegen_table", *session.posargs)
+    if not session.posargs:
+        python(session, "-m", "bench.dequant_codegen")
 
 
 @nox.session

@@ -25,7 +25,8 @@ class Format:
     """`decode` decodes tiles of whole units of row_unit x column_unit elements.
 
     transposed: the weight is decoded as [k, n]. flat: its packing runs on from row to row, so that it may be decoded as
-    one long row. table: what `decode` looks up. bits: see How.
+    one long row. table: what `decode` looks up. bits: see How. registers: a thread may have as many; left to itself the
+    compiler aims at 64 or less for one GPU or another, and spills the few that are missing.
     """
 
     decode: Any
@@ -35,24 +36,25 @@ class Format:
     flat: bool = False
     table: tuple[float, ...] = ()
     bits: int = 0
+    registers: int | None = None
 
 
 FORMATS: dict[str, Format] = {
     "fp8_e4m3": Format(floats.fp8_e4m3),
     "fp8_e5m2": Format(floats.fp8_e5m2),
     "int8": Format(integers.int8),
-    "gptq_v1": Format(integers.gptq_v1, 8, 8, transposed=True),
-    "gptq_v2": Format(integers.gptq_v2, 8, 8, transposed=True),
+    "gptq_v1": Format(integers.gptq_v1, 8, 8, transposed=True, registers=128),
+    "gptq_v2": Format(integers.gptq_v2, 8, 8, transposed=True, registers=128),
     "awq": Format(integers.awq, 1, 8, transposed=True),
     **{f"pack_quantized_{bits}": Format(integers.pack_quantized, 1, 32, bits=bits) for bits in range(2, 9)},
     "mxfp4": Format(floats.mxfp4, 1, 32),
     "nvfp4": Format(floats.nvfp4, 1, 16),
-    "nvfp4_ct": Format(floats.nvfp4_ct, 1, 16),
+    "nvfp4_ct": Format(floats.nvfp4_ct, 1, 16, registers=128),
     "nvfp4_swizzled": Format(floats.nvfp4_swizzled, 1, 16),
     "nf4": Format(floats.bits4, 1, 2, flat=True, table=NF4_CODES),
     "fp4": Format(floats.bits4, 1, 2, flat=True, table=FP4_CODES),
     "q4_0": Format(gguf.q4_0, 1, 32),
-    "q4_1": Format(gguf.q4_1, 1, 32),
+    "q4_1": Format(gguf.q4_1, 1, 32, registers=128),
     "q5_0": Format(gguf.q5_0, 1, 32),
     "q8_0": Format(gguf.q8_0, 1, 32),
     "q4_k": Format(gguf.q4_k, 1, 256),

@@ -69,7 +69,9 @@ def gemv_kernel(
     n, k = (columns, rows) if TRANSPOSED else (rows, columns)
     tile, split = tl.program_id(0) % tiles, tl.program_id(1)
     row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    total = tl.zeros([HOW.rows, HOW.columns] if ROWS == 1 else [ROWS, N], tl.float32)
+    TOTAL_ROWS: tl.constexpr = HOW.rows if ROWS == 1 else ROWS
+    TOTAL_COLUMNS: tl.constexpr = HOW.columns if ROWS == 1 else N
+    total = tl.zeros([TOTAL_ROWS, TOTAL_COLUMNS], tl.float32)
     for step in tl.range(split * steps, tl.minimum(split * steps + steps, tl.cdiv(k, K)), num_stages=3):
         at = (step, tile, rows, columns) if TRANSPOSED else (tile, step, rows, columns)
         value = DECODE(packed, strides, at, HOW)
@@ -147,6 +149,7 @@ def dequant_gemv(
         TRANSPOSED=transposed,
         ROWS=x_rows,
         num_warps=max(num_warps, x_rows // 32),
+        maxnreg=weight.format.registers if x_rows == 16 else None,  # one row spills nothing, and more take more
         enable_fp_fusion=False,  # as in `dequantize`; the sum's own is asked for
     )
     if splits > 1:

@@ -103,6 +103,7 @@ def dequantize(
         HOW=weight.how(height, width),
         LONG=weight.columns + width >= 2**31,
         num_warps=num_warps or default["num_warps"],
+        maxnreg=fmt.registers,
         enable_fp_fusion=False,  # nested nf4 and fp4 round between a multiplication and an addition
     )
     return out.T if fmt.transposed else out
