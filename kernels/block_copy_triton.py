@@ -248,8 +248,8 @@ def copy_kernel(
 ):
     """Pair program_id(0); of each class, lines from program_id(1) by `groups`, tiles from program_id(2) by `parts`.
 
-    CLASSES: ((alignment, tile rows, tile columns), ...). table: each class's first line and the one behind its last, then
-    lines. num_lines: of the only class, so that a launch of one class need not look up where its lines are.
+    CLASSES: ((alignment, tile rows, tile columns), ...). table: each class's first line and the one behind its last,
+    then lines. num_lines: of the only class, so that a launch of one class need not look up where its lines are.
     """
     root = tl.program_id(0)
     src = tl.load(pairs + root.to(tl.int64) * ps0)
