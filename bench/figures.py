@@ -69,7 +69,7 @@ def save(figure: "Figure", path: Path) -> list[Path]:
 
 def figures(trace: Path | None = None) -> dict[str, Callable[[], "Figure"]]:
     """All figures by file name. `trace`: what memory over time is drawn from, instead of the synthetic trace."""
-    from bench import figures_blocks, figures_serving
+    from bench import figures_batching, figures_blocks, figures_serving
 
     name = "memory_over_time" + (f"_{trace.stem}" if trace is not None else "")
     return {
@@ -81,6 +81,7 @@ def figures(trace: Path | None = None) -> dict[str, Callable[[], "Figure"]]:
         "edge_cases": figures_blocks.edge_cases,
         name: lambda: figures_serving.memory_on_trace(trace),
         "tokens_per_second": figures_serving.tokens_per_second_figure,
+        "batching": figures_batching.batching,
     }
 
 
