@@ -10,10 +10,11 @@
 //   16-byte cp.async, the next tile while this one is multiplied; warps take every fourth 128 columns of a tile.
 // `dequant_gemv_columns`: 64 output features per program, eight rows by eight columns of codes per lane and step. A warp
 //   takes a piece of k of its own, so that it changes groups seldom, and keeps its next steps in flight in a ring in shared
-//   memory. float32 multiplies 4 rows of x at a time, for which the accumulators suffice.
+//   memory.
 //
-// MATRIX says which of the two an instance does. The warps' sums are added in shared memory. Where there are too few output features to fill a GPU, k is split and
-// `dequant_gemv_sum` adds the splits' sums up in order: y does not depend on timing.
+// MATRIX says which of the two an instance does. The warps' sums are added in shared memory. Where there are too few
+// output features to fill a GPU, k is split and `dequant_gemv_sum` adds the splits' sums up in order: y does not depend on
+// timing.
 //
 // Code generation, NVRTC 13.2: see dequant_gemv_cupy.py.
 #include "dequant_columns.cuh"
@@ -28,7 +29,7 @@ constexpr int FEATURES = 8;    // output features of an mma
 constexpr int STEP = 32;       // k of two mma: a run for each of four lanes
 constexpr int RUNS = 4;        // of a lane side by side: the 32 weights that most formats' scales are for
 constexpr int LANES_K = RUNS * STEP;
-constexpr int FLOAT_ROWS = 4;  // rows of x per program of columns in float32
+constexpr int PART = 2;        // rows of a lane's codes that are decoded at once in float32: more would spill
 constexpr int STAGES = 4;      // of a warp's ring of columns: three steps of 1 KB in flight
 
 // x [m, k] from row `first` on, of at most `rows` rows; strides in elements. wide: runs are 16-byte words. Zero beyond.
@@ -65,6 +66,16 @@ struct Input {
         for (int j = i; j < i + 4; ++j)
           out[j] = row < rows && column + j < k ? from[(column + j) * column_stride] : 0.0f;
       }
+    }
+  }
+  __device__ void two_floats(int row, long long column, float (&out)[2]) const {
+    const float* from = static_cast<const float*>(data) + row * row_stride + column * column_stride;
+    if (wide && column + 2 <= k) {
+      const float2 pair = *reinterpret_cast<const float2*>(from);
+      out[0] = pair.x, out[1] = pair.y;
+    } else {
+      out[0] = column < k ? from[0] : 0.0f;
+      out[1] = column + 1 < k ? from[column_stride] : 0.0f;
     }
   }
 };
@@ -224,10 +235,10 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
   }
 }
 
-// Grid: features / 64, splits of `split` rows (a multiple of 32), m / 16 or, in float32, m / 4. Dynamic shared memory: the
-// warps' rings.
+// Grid: features / 64, splits of `split` rows (a multiple of 32), m / 16. Dynamic shared memory: the warps' rings. float32
+// has 16 sums for each of a lane's eight columns in registers, so that it too reads the codes once for 16 rows of x.
 template <typename Format, bool MATRIX>
-__global__ void __launch_bounds__(128, MATRIX ? 4 : 3)
+__global__ void __launch_bounds__(128, MATRIX ? 4 : 2)
 dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x, long long x_row,
                      long long x_column, int x_wide, int split, long long k, int group, int mode, int scale_kind,
                      const int* codes, long long row_stride, long long column_stride, const void* data0, long long row0,
@@ -240,9 +251,8 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
   const int warps = blockDim.x / kWarpSize, warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   const int g = lane / 4, t = lane % 4;
   const long long feature0 = blockIdx.x * static_cast<long long>(FEATURES * RUN), column = feature0 + RUN * g;
-  constexpr int most = MATRIX ? X_ROWS : FLOAT_ROWS;
-  const long long x_row0 = blockIdx.z * static_cast<long long>(most);
-  const int rows = static_cast<int>(min(m - x_row0, static_cast<long long>(most)));
+  const long long x_row0 = blockIdx.z * static_cast<long long>(X_ROWS);
+  const int rows = static_cast<int>(min(m - x_row0, static_cast<long long>(X_ROWS)));
   const long long x_offset = x_row0 * x_row * (MATRIX ? 2 : 4);
   const Input input{static_cast<const char*>(x) + x_offset, x_row, x_column, k, x_wide, rows};
 
@@ -260,7 +270,8 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
   for (int i = 0; i < STAGES - 1; ++i) stage(begin + i * STEP, i);
 
   Format format(p, column);
-  float acc[RUN][4] = {};  // of each column of a lane's eight
+  constexpr int ACCUMULATORS = MATRIX ? 4 : X_ROWS;
+  float acc[RUN][ACCUMULATORS] = {};  // of each column of a lane's eight
   int slot = 0;
   for (int from = begin; from < end; from += STEP) {
     stage(from + (STAGES - 1) * STEP, (slot + STAGES - 1) % STAGES);
@@ -277,17 +288,22 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
       if (i < left) format.row(loaded, i, row + i, values);
     };
     if constexpr (!MATRIX) {
-      float numbers[FLOAT_ROWS][RUN];
 #pragma unroll
-      for (int r = 0; r < FLOAT_ROWS; ++r) input.floats(r, row, numbers[r]);
+      for (int part = 0; part < ROWS; part += PART) {
+        float values[PART][RUN];
 #pragma unroll
-      for (int i = 0; i < ROWS; ++i) {
-        float values[RUN];
-        decode(i, values);
+        for (int i = 0; i < PART; ++i) decode(part + i, values[i]);
 #pragma unroll
-        for (int j = 0; j < RUN; ++j)
+        for (int r = 0; r < X_ROWS; ++r) {
+          if (r < rows) {
+            float numbers[PART];
+            input.two_floats(r, row + part, numbers);
 #pragma unroll
-          for (int r = 0; r < FLOAT_ROWS; ++r) acc[j][r] = __fmaf_rn(values[j], numbers[r][i], acc[j][r]);
+            for (int i = 0; i < PART; ++i)
+#pragma unroll
+              for (int j = 0; j < RUN; ++j) acc[j][r] = __fmaf_rn(values[i][j], numbers[i], acc[j][r]);
+          }
+        }
       }
     } else {
       unsigned low[RUN / 2], high[RUN / 2];
@@ -320,7 +336,7 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
 #pragma unroll
   for (int j = 0; j < RUN; ++j)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < ACCUMULATORS; ++i) {
       if constexpr (!MATRIX) {
         acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 1);
         acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 2);
@@ -331,7 +347,7 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
     }
   __syncthreads();
   const Output output{y, kind, m, n};
-  for (int i = threadIdx.x; i < most * FEATURES * RUN; i += blockDim.x) {
+  for (int i = threadIdx.x; i < X_ROWS * FEATURES * RUN; i += blockDim.x) {
     const int r = i / (FEATURES * RUN), feature = i % (FEATURES * RUN);
     float sum = sums[0][r][feature];
     for (int w = 1; w < warps; ++w) sum += sums[w][r][feature];

@@ -3,7 +3,8 @@
 Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows 96 registers for Q4_K and MXFP4, 100 for FP8, 95 for
 Q8_0, four or five programs of 128 threads per SM, each with 8 KB or more of the next tile in flight; 16 HMMA for a
 lane's 32 weights. Q4_K and MXFP4 take some 7 instructions a weight before those: they are bound by arithmetic, not by
-bytes. Columns 128 registers, four programs per SM, 12 KB of codes of each in flight.
+bytes. Columns 128 registers, four programs per SM, 12 KB of codes of each in flight. In float32 255 registers,
+two programs per SM: it keeps the sums of 16 rows of x, so that the codes are read once for them all.
 """
 
 from typing import Any
@@ -18,7 +19,6 @@ from pagebench.reference.dtypes import FLOAT32
 SOURCE = "dequant_gemv.cu"
 THREADS = 128
 X_ROWS = 16  # as in dequant_gemv.cu
-FLOAT_ROWS = 4
 FEATURES = 8
 COLUMNS = 64
 STEP = 32
@@ -68,8 +68,7 @@ def _rows(provider: Any, problem: Any, threads: int, tile: int | None, split: in
 def _columns(provider: Any, problem: Any, threads: int, split: int | None) -> Any:
     n, k = problem.shape
     parameters, arrays = dequant_layouts.column_parameters(problem)
-    rows = FLOAT_ROWS if problem.dtype == FLOAT32 else X_ROWS
-    programs = ceil_div(n, COLUMNS), ceil_div(problem.m, rows)
+    programs = ceil_div(n, COLUMNS), ceil_div(problem.m, X_ROWS)
     split = STEP * ceil_div(_split(programs, k, split), STEP)
     grid = (programs[0], ceil_div(k, split), programs[1])
     args = (*_input(problem), np.int32(split), np.int64(k), *parameters, *arrays)

@@ -8,6 +8,7 @@ import pytest
 from dequant_cases import EVERY_FORM, FORMATS, make
 from test_cupy_dequant import POISONED, laid_out
 
+from pagebench.kernels import memory_trace
 from pagebench.kernels.cupy_provider import CupyProvider, provider
 from pagebench.reference import error_bounds
 from pagebench.reference.dequant import default_contract, dequantize
@@ -54,7 +55,19 @@ def test_every_format(format: str, form: str) -> None:
     check(problem, **provider.variants(problem)[seed % 3])
 
 
-@pytest.mark.parametrize("format", ["fp8_e4m3", "q4_k", "nvfp4", "awq"])
+@pytest.mark.skipif(provider.device.on_gpu, reason="traced on the host")
+@pytest.mark.parametrize("format", ["gptq_v2", "awq", "q4_k"])
+def test_float32_reads_the_codes_once_for_16_rows(format: str) -> None:
+    problem = product(format, 16, dtype=FLOAT32)
+    codes = problem.packed["blocks" if format == "q4_k" else "qweight"]
+    placed = problem.on(provider)
+    with memory_trace.trace(provider) as launches:
+        provider.dequant_gemv(placed)
+    loaded = [b.loaded_bytes for launch in launches for b in launch.buffers.values() if b.nbytes == codes.nbytes]
+    assert codes.nbytes in loaded
+
+
+@pytest.mark.parametrize("format", ["fp8_e4m3", "q4_k", "nvfp4", "awq", "gptq_v2"])
 def test_float32(format: str) -> None:
     for m in (1, 5, 17):
         problem = product(format, m, dtype=FLOAT32)
