@@ -25,7 +25,10 @@ from pagebench.reference.paged_attention import PagedAttention
 # with each KV head repeated for its group.
 MAX_ELEMENTS = 75_000
 MAX_PRODUCTS = 500_000
-MAX_RESULTS = 200  # rows of out, each a program of its own where a kernel reduces splits; two queries in any case
+# What keeps it within a second for an interpreter: rows of out, each a program of its own where a kernel reduces splits,
+# and those times the keys of a sequence; two queries a sequence in any case.
+MAX_RESULTS = 200
+MAX_SCORES = 16_000
 TILES = (16, 32, 64, 128)  # lengths at which kernels like to change tile or split
 
 
@@ -103,8 +106,8 @@ def attention_recipe(pick: Picker, support: Support) -> AttentionRecipe:
     decode = pick(axes["sequences"]) == "decode"
     count = pick((1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 0))
     count = min(count, max(MAX_RESULTS // (heads * group), 2))
-    most_queries = 1 if decode else max(MAX_RESULTS // (heads * group * max(count, 1)), 2)
-    sequences = tuple(_sequence(pick, most_queries, block_size, most_keys) for _ in range(count))
+    rows = heads * group * max(count, 1)  # of out, for each query of every sequence
+    sequences = tuple(_sequence(pick, decode, rows, block_size, most_keys) for _ in range(count))
     return AttentionRecipe(
         dtype=pick(axes["dtype"]),
         head_size=head_size,
@@ -133,14 +136,15 @@ def attention_recipe(pick: Picker, support: Support) -> AttentionRecipe:
     )
 
 
-def _sequence(pick: Picker, most_queries: int, block_size: int, most_keys: int) -> tuple[int, int]:
+def _sequence(pick: Picker, decode: bool, rows: int, block_size: int, most_keys: int) -> tuple[int, int]:
     """(queries, keys)."""
     unit = pick((block_size, block_size, *TILES))
     multiples = (*range(1, max(most_keys // unit, 1) + 1),) * 2 + (0,)
     keys = unit * pick(multiples) + pick((0, 1, -1))
     keys = min(max(keys, 0), max(most_keys, 1))
-    if most_queries == 1:
+    if decode:
         return pick((1, 1, 1, 1, 1, 1, 1, 0)), keys
+    most_queries = max(min(MAX_RESULTS, MAX_SCORES // max(keys, 1)) // rows, 2)
     return min(pick((0, 1, 2, 3, min(keys, 20), min(keys, 20) + 1)), most_queries), keys
 
 
