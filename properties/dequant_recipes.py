@@ -101,7 +101,7 @@ class DequantRecipe:
 
     def _sizes(self, chosen: PackedFormat, form: str) -> tuple[tuple[int, int], int | None]:
         """(n, k) and the group size."""
-        n = self.rows * {1: 1, 8: 8}[chosen.n_multiple]
+        n = self.rows * chosen.n_multiple
         if chosen.k_multiple == 1 and self.rows > 8:
             n *= 5  # more than the 128 rows of a block of scales
         unit = chosen.k_multiple if chosen.k_multiple > 1 else 8 - self.columns % 2  # odd sizes too

@@ -37,7 +37,12 @@ class PackedWeight(Problem):
     contract: str
 
     def validate(self) -> None:
-        require(self.format in FORMATS, "format", f"be one of {sorted(FORMATS)}", self.format)
+        require(
+            isinstance(self.format, str) and self.format in FORMATS,
+            "format",
+            f"be one of {sorted(FORMATS)}",
+            self.format,
+        )
         pair = isinstance(self.shape, tuple) and len(self.shape) == 2
         require(pair, "shape", "be a tuple (n, k)", self.shape)
         for name, size in zip(("shape[0] (n)", "shape[1] (k)"), self.shape, strict=True):

@@ -20,8 +20,8 @@ EVERY_FORM = pytest.mark.parametrize(
 def shape_of(format: str) -> tuple[int, int]:
     """Odd where the format allows it, with a partial last group or block of every size."""
     chosen = FORMATS[format]
-    n = {1: 133, 8: 24}[chosen.n_multiple]
-    k = {1: 150, 8: 200, 16: 208, 32: 160, 256: 512}[chosen.k_multiple]
+    n = 133 if chosen.n_multiple == 1 else 3 * chosen.n_multiple
+    k = {8: 200, 16: 208, 256: 512}.get(chosen.k_multiple, -(-150 // chosen.k_multiple) * chosen.k_multiple)
     return n, k
 
 

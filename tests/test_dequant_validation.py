@@ -83,6 +83,8 @@ def test_unknown_format_and_contract() -> None:
     what = make("q8_0")
     with pytest.raises(ValueError, match=r"format must be one of \[.*\], got 'q9_0'"):
         dataclasses.replace(what, format="q9_0")
+    with pytest.raises(ValueError, match=r"format must be one of \[.*\], got \['q8_0'\]"):
+        dataclasses.replace(what, format=["q8_0"])  # type: ignore[arg-type]  # what is tested
     with pytest.raises(ValueError, match=r"contract must be one of \('exact', 'f32', 'half'\) for q8_0, got 'fast'"):
         dataclasses.replace(what, contract="fast")
     with pytest.raises(ValueError, match="contract"):
