@@ -32,7 +32,7 @@ def test_dequantisation_neither_contracts_nor_spills() -> None:
         assert stats.spills == 0, name
         assert stats.generic_accesses == 0, name
         assert stats.global_stores[128] > 0, name
-        assert set(stats.async_copies) <= {128}, name  # how packed bytes come; narrow loads are of scales and ragged ends
+        assert set(stats.async_copies) <= {128}, name  # of packed bytes; narrow loads are of scales and ends
         assert stats.async_copies.get(128, 0) + stats.global_loads.get(128, 0) > 0, name
         assert not re.search(r"div\.(approx|full)|\.ftz|mad\.rn\.f32", ptx), name
         assert ("fma.rn" in ptx) == any(struct in name for struct in EXACT_BY_FMA), name
