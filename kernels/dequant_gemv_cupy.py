@@ -3,7 +3,7 @@
 Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows 96 registers for Q4_K and MXFP4, 100 for FP8, 95 for
 Q8_0, four or five programs of 128 threads per SM, each with 8 KB or more of the next tile in flight; 16 HMMA for a
 lane's 32 weights. Q4_K and MXFP4 take some 7 instructions a weight before those, and with x some 9, whatever m is: an
-H200 issues 29e12 a second (132 SMs, 128 lanes, 1.7 GHz), so that arithmetic binds at a third of its bandwidth, not bytes.
+H200 issues 29e12 a second (132 SMs, 128 lanes, 1.7 GHz), so that arithmetic binds at a third of its bandwidth.
 Columns 128 registers, four programs per SM, 12 KB of codes of each in flight. In float32 255 registers, two programs
 per SM: they keep the sums of 16 rows of x, so that the codes are read once for them all.
 """
