@@ -57,18 +57,8 @@ def tests(session: nox.Session) -> None:
     """Run the whole test suite: properties of both providers and tests of the harness, in minutes and without a GPU."""
     install(session, *TESTING, *CUDA_WITHOUT_GPU, *BENCH, *DRAWING)
     workers = str(min(os.cpu_count() or 1, 4))
-    python(
-        session,
-        "-m",
-        "pytest",
-        "-n",
-        workers,
-        "--dist",
-        "worksteal",
-        "--allowed-skips",
-        "tests/allowed_skips.toml",
-        *session.posargs,
-    )
+    options = ["-n", workers, "--dist", "worksteal", "--allowed-skips", "tests/allowed_skips.toml"]
+    python(session, "-m", "pytest", *options, *session.posargs, OMP_NUM_THREADS="1")  # the workers fill the machine
 
 
 @nox.session

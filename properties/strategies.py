@@ -25,8 +25,8 @@ from pagebench.reference.paged_attention import PagedAttention
 # with each KV head repeated for its group.
 MAX_ELEMENTS = 75_000
 MAX_PRODUCTS = 500_000
-# What keeps it within a second for an interpreter: rows of out, each a program of its own where a kernel reduces splits,
-# and those times the keys of a sequence; two queries a sequence in any case.
+# What keeps it within a second for an interpreter: rows of out, each a program of its own where a kernel reduces
+# splits, and those times the keys of a sequence; two queries a sequence in any case.
 MAX_RESULTS = 200
 MAX_SCORES = 16_000
 TILES = (16, 32, 64, 128)  # lengths at which kernels like to change tile or split

@@ -13,7 +13,7 @@ from pagebench.reference.dequant_formats import FORMATS
 OP = "dequant_gemv"
 
 
-@claim(OP, examples=40)
+@claim(OP, examples=32)
 def test_product(subject: Subject, data: Any) -> None:
     """Every element of y is within the bound, and infinities and NaN stay in the rows they belong to."""
     case = data.draw(subject.cases(OP))

@@ -11,7 +11,7 @@ from pagebench.properties.subject import Subject
 OP = "merge_states"
 
 
-@claim(OP, examples=60)
+@claim(OP, examples=40)
 def test_values(subject: Subject, data: Any) -> None:
     """Within the derived bound; where a side has no key, the other one bit for bit."""
     case = data.draw(subject.cases(OP))

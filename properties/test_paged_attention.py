@@ -14,14 +14,14 @@ OP = "paged_attention"
 EDGES = st.integers(0, 200)
 
 
-@claim(OP, examples=64)
+@claim(OP, examples=48)
 def test_values(subject: Subject, data: Any) -> None:
     """Within the derived bound of the dense float64 reference; no byte of an input or beside an array changed."""
     case = data.draw(subject.cases(OP))
     subject.hold(contracts.check, case.problem, case.variant)
 
 
-@claim(OP, examples=20)
+@claim(OP, examples=15)
 def test_poison(subject: Subject, data: Any) -> None:
     """What must not matter does not: tails, unused blocks, table entries past the end, scratch, old output."""
     case = data.draw(subject.cases(OP))
@@ -35,14 +35,14 @@ def test_every_variant(subject: Subject, data: Any) -> None:
     subject.hold(contracts.check_variants, case.problem)
 
 
-@claim(OP, examples=24)
+@claim(OP, examples=18)
 def test_counting(subject: Subject, data: Any) -> None:
     """Every key is counted once: no dropped and no extra key."""
     case = data.draw(subject.cases(OP))
     _hold_if_accepted(subject, probes.counting(case.problem), case.variant)
 
 
-@claim(OP, examples=30)
+@claim(OP, examples=24)
 def test_needle(subject: Subject, data: Any) -> None:
     """A single key that matters is found at every edge of block, tile and window, and not found just outside."""
     case = data.draw(subject.cases(OP))
@@ -70,14 +70,14 @@ def test_large_sinks(subject: Subject, data: Any) -> None:
     _hold_if_accepted(subject, probes.large_sinks(case.problem), case.variant)
 
 
-@claim(OP, examples=12)
+@claim(OP, examples=10)
 def test_relabelling_blocks(subject: Subject, data: Any) -> None:
     """Bitwise: where a block lies means nothing."""
     case = data.draw(subject.cases(OP))
     subject.hold(relations.check_relabelling, case.problem, case.variant)
 
 
-@claim(OP, examples=12)
+@claim(OP, examples=9)
 def test_batch_permutation(subject: Subject, data: Any) -> None:
     """The order of the sequences means nothing."""
     case = data.draw(subject.cases(OP))
@@ -98,7 +98,7 @@ def test_block_size(subject: Subject, data: Any) -> None:
     subject.hold(relations.check_block_size, case.problem)
 
 
-@claim(OP, examples=10)
+@claim(OP, examples=8)
 def test_grouped_heads(subject: Subject, data: Any) -> None:
     """Grouped-query attention is multi-head attention with the KV heads repeated."""
     case = data.draw(subject.cases(OP))
