@@ -44,3 +44,11 @@ def test_every_session_named_exists(session: str) -> None:
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
 def test_every_link_leads_somewhere(target: str) -> None:
     assert (ROOT / target).exists()
+
+
+@pytest.mark.parametrize(("session", "shown"), [("bench", "provider"), ("tests", "passed")])
+def test_each_command_is_shown_with_what_it_prints(session: str, shown: str) -> None:
+    after = README.split(f"python -m pip install nox && python -m nox -s {session}\n```", 1)[1]
+    printed = after.split("```", 2)[1]
+    assert shown in printed
+    assert after.index("```") < after.index("\n**" if session == "bench" else "\n## ")
