@@ -84,6 +84,9 @@ class KVBlocksMachine(RuleBasedStateMachine):
         self.store = self.make_store(num_blocks, num_host_blocks, block_size)
         self.contents = Contents()
         self.ended: list[Content] = []  # the sequences freed last: their blocks may still be cached
+        self.depths: dict[int, int] = {}  # where in its sequence a block freed in this step was
+        self.step = 0
+        self.cached: dict[int, tuple[Any, tuple[int, int]]] = {}  # of a block: its key, since when and how deep
 
     # -- what the steps share
 
@@ -265,6 +268,19 @@ class KVBlocksMachine(RuleBasedStateMachine):
         self.contents.sequences[new_id] = self.contents.fork(seq_id)
         return new_id
 
+    @precondition(lambda self: self.block_size > 1)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=4))
+    def image_in_an_open_block(self, tokens: list[int]) -> None:
+        """A fork fills the block in which an image lies; the same tokens without the image share none of it."""
+        tokens = tokens if len(tokens) % self.block_size else [*tokens, 0]
+        others = set(self.contents.sequences)
+        self.created(self.contents.start(tokens, (), {len(tokens) - 1: "image"}, True), True)
+        for seq_id in set(self.contents.sequences) - others:
+            fork = self.forked(seq_id)
+            missing = -len(tokens) % self.block_size
+            if all(self.append_one(fork, 0, True) for _ in range(missing)):
+                self.created(self.contents.start([*tokens, *[0] * missing], (), {}, True), True)
+
     @some(on_host=False)
     @rule(pick=PICK, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def write_alike(self, pick: int, tokens: list[int]) -> None:
@@ -279,6 +295,7 @@ class KVBlocksMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def free(self, pick: int) -> None:
         seq_id = self.pick(pick)
+        self.depths = {block: i for i, block in enumerate(self.allocator.block_table(seq_id))}
         self.allocator.free(seq_id)
         self.ended = [*self.ended[-2:], self.contents.sequences.pop(seq_id)]
         self.rejected(lambda: self.allocator.free(seq_id))
@@ -418,6 +435,22 @@ class KVBlocksMachine(RuleBasedStateMachine):
                 held.update(table[dropped:])
         assert on_host or self.pool.null_block not in held, "the null block was handed out"
         return held
+
+    @invariant()
+    def the_oldest_are_evicted(self) -> None:
+        """Least recently used first, and of the blocks freed with one sequence its last: more share its beginning."""
+        self.step += 1
+        pool, before = self.pool, self.cached
+        keys = {block: pool.key(block) for block in range(pool.num_blocks) if pool.is_cached(block)}
+        kept = [since for block, (key, since) in before.items() if keys.get(block) == key]
+        evicted = [since for block, (key, since) in before.items() if block not in keys and pool.key(block) != key]
+        assert not kept or not evicted or max(evicted) <= min(kept), "evicted before one that was used earlier"
+        new = {block: (key, (self.step, -self.depths.get(block, 0))) for block, key in keys.items()}
+        self.cached = {
+            block: before[block] if block in before and before[block][0] == key else new[block]
+            for block, key in keys.items()
+        }
+        self.depths = {}
 
     @invariant()
     def sharing_counts_once(self) -> None:

@@ -90,7 +90,7 @@ class BlockPool:
         Raises OutOfBlocksError when there are not as many, and ValueError for a negative count.
         """
         free = self._free
-        if count == 1 and (free or self._cached):  # what a growing sequence asks for
+        if type(count) is int and count == 1 and (free or self._cached):  # what a growing sequence asks for
             if free:
                 blocks = [free.pop()]
             else:
@@ -98,7 +98,7 @@ class BlockPool:
                 self._forget(blocks)
             self._references[blocks[0]] = 1
             return blocks
-        if not isinstance(count, int) or count < 0:
+        if type(count) is not int or count < 0:
             require_int("count", count, low=0)
         cut = len(free) - count
         if cut >= 0:
@@ -122,14 +122,15 @@ class BlockPool:
         Raises ValueError for a block that has no reference left to take.
         """
         references = self._references
+        blocks = list(blocks)
         done = 0
         try:
             for block in blocks:  # nearly always the only reference
-                if references[block] != 1 or block < 0:
+                if type(block) is not int or references[block] != 1 or block < 0:
                     break
                 references[block] = 0
                 done += 1
-        except (IndexError, TypeError):
+        except IndexError:
             pass  # no block id: _release says which
         if done < len(blocks):
             for block in blocks[:done]:
@@ -232,7 +233,7 @@ class BlockPool:
         require(self._is_id(block), "block", rule, block)
 
     def _is_id(self, block: object) -> bool:
-        return isinstance(block, int) and 0 <= block < self.num_blocks and block != self.null_block
+        return type(block) is int and 0 <= block < self.num_blocks and block != self.null_block
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain data, orders included: equal before and after a call that failed."""

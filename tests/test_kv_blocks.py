@@ -538,6 +538,28 @@ class _NullPool(BlockPool):
             self._free.append(0)
 
 
+class _NewestFirstPool(BlockPool):
+    """Evicts what was used last."""
+
+    def _evict_oldest(self, count: int) -> list[int]:
+        for block in list(self._cached):
+            self._cached.move_to_end(block, last=False)
+        return super()._evict_oldest(count)
+
+
+class _BeginningFirstPool(BlockPool):
+    """Evicts the beginning of a sequence before its end."""
+
+    def free(self, blocks: Sequence[int]) -> None:
+        super().free(list(blocks)[::-1])
+
+
+class _ForkForgetsImages(PagedAllocator):
+    def fork(self, seq_id: int, new_id: int) -> None:
+        super().fork(seq_id, new_id)
+        self._sequences[new_id].open_placed = ()
+
+
 def _with_pool(pool: type[BlockPool]) -> type[PagedAllocator]:
     return type(pool.__name__, (_Planted,), {"pool_class": pool})
 
@@ -599,9 +621,36 @@ BUGS: dict[str, Callable[..., PagedAllocator]] = {
     "a fork without references": _ForkForgetsReferences,
     "a partial block is shared": _SharesPartialBlock,
     "one block is not swapped": _SwapForgetsWhereTo,
+    "the block used last is evicted": _with_pool(_NewestFirstPool),
+    "a sequence is evicted from its beginning": _with_pool(_BeginningFirstPool),
+    "a fork forgets the image in its open block": _ForkForgetsImages,
 }
 # The machine's own budget, without the search for a shorter failure.
 DEFAULT = settings(budget(EXAMPLES), stateful_step_count=STEPS, phases=[Phase.generate], database=None)
+
+
+@pytest.mark.parametrize(
+    "blocks", [np.array([0, 9]), [0, 9], [0, True], (0, -1), [np.int64(0)], iter([0, 9]), [0, None]]
+)
+def test_freeing_blocks_of_which_some_are_none_changes_nothing(blocks: Any) -> None:
+    pool = BlockPool(8)
+    pool.allocate(3)
+    before = pool.snapshot()
+    with pytest.raises(ValueError, match="blocks must list referenced blocks only"):
+        pool.free(blocks)
+    assert pool.snapshot() == before
+    pool.check()
+
+
+def test_blocks_are_freed_from_any_iterable() -> None:
+    pool = BlockPool(8)
+    blocks = pool.allocate(3)
+    pool.free(iter(blocks))
+    assert pool.num_free == 8
+    for count in (1.0, True):
+        with pytest.raises(ValueError, match="count"):
+            pool.allocate(count)  # type: ignore[arg-type]
+    pool.check()
 
 
 @pytest.mark.parametrize("bug", list(BUGS))
