@@ -90,9 +90,12 @@ def swept() -> list[dict[str, Any]]:
         return [point.to_json() for point in sweep()]
 
 
-def run_timings(names: Sequence[str], out: Path, deadline: float) -> list[dict[str, Any]]:
-    """`workload_times` in PROCESSES fresh processes, as far as the deadline allows."""
-    results = []
+def run_timings(names: Sequence[str], out: Path, deadline: float) -> tuple[list[dict[str, Any]], list[int | None]]:
+    """`workload_times` in PROCESSES fresh processes, as far as the deadline allows, and their exit codes (None: out of
+    time; what a process had measured by then is kept).
+    """
+    results: list[dict[str, Any]] = []
+    codes: list[int | None] = []
     for number in range(PROCESSES):
         path, left = out / f"times-{number}.json", deadline - time.perf_counter()
         if left < 30:
@@ -101,13 +104,14 @@ def run_timings(names: Sequence[str], out: Path, deadline: float) -> list[dict[s
         command = [sys.executable, "-m", "bench.gpu", "--times-only", str(path)]
         command += [argument for name in names for argument in ("--workload", name)]
         try:
-            subprocess.run(command, cwd=ROOT, timeout=left)
+            codes.append(subprocess.run(command, cwd=ROOT, timeout=left).returncode)
         except subprocess.TimeoutExpired:
+            codes.append(None)
             print("a timing process ran out of time", flush=True)
         if path.exists():
             results.append(json.loads(path.read_text()))
             path.unlink()
-    return results
+    return results, codes
 
 
 def summary(processes: Sequence[dict[str, Any]]) -> str:
@@ -199,8 +203,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     deadline = time.perf_counter() + BUDGET_S
     chosen.out.mkdir(parents=True, exist_ok=True)
     checked = run_properties(chosen.out, PROPERTIES_S)
-    processes = run_timings(names, chosen.out, deadline)
-    document = {"commit": commit(), "machine": machine(), "properties": checked, "processes": processes}
+    processes, codes = run_timings(names, chosen.out, deadline)
+    document = {
+        "commit": commit(),
+        "machine": machine(),
+        "properties": checked,
+        "processes": processes,
+        "timing_exit_codes": codes,
+    }
     (chosen.out / "gpu.json").write_text(json.dumps(document, indent=1))
     print(
         *([summary(processes), sweep_summary(processes)] if processes else ["no timing process finished"]),
@@ -213,7 +223,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"FAILED {row['provider']}, {row['workload']}: {row['check']['status']}: {row['check']['detail']}",
             file=sys.stderr,
         )
-    return int(checked["exit_code"] != 0 or not processes or bool(red))
+    broken = [code for code in codes if code]
+    if broken:
+        print(f"FAILED: {len(broken)} of {len(codes)} timing processes, exit codes {broken}", file=sys.stderr)
+    return int(checked["exit_code"] != 0 or not processes or bool(red) or bool(broken))
 
 
 if __name__ == "__main__":

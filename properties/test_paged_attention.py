@@ -126,6 +126,22 @@ def test_largest_scale(subject: Subject) -> None:
 
 
 @fixed(OP)
+def test_long_sequences(subject: Subject) -> None:
+    """Of 1,000, 4,000 and 33,000 keys each counts, and the last is found: far more than drawn problems have."""
+    within = subject.support(OP)
+    assert within is not None, "an op that is not supported is not asked"
+    plain = AttentionRecipe.sample(**within.plain)
+    for keys in (1040, 4112, 33008):
+        whole = keys // plain.block_size * plain.block_size  # so that the last candidate is the last key
+        for problem in (
+            probes.counting(dataclasses.replace(plain, sequences=((1, keys - 3),)).build()),
+            probes.needle(dataclasses.replace(plain, sequences=((1, whole),)).build(), -1),
+        ):
+            if subject.accepted(problem):
+                subject.hold(contracts.check, problem)
+
+
+@fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
     """Offsets do not wrap at 2^31: of blocks and their scales, of rows of the query and of the table."""
     recipe = AttentionRecipe(sequences=((1, 35), (1, 3), (1, 20)), shared=True, spare_blocks=0, group=2)

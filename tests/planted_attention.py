@@ -33,6 +33,12 @@ class LastKeyDropped(Attention):
         return super().mask(p, seq, keys) & (keys < max(int(p.seq_lens[seq]) - 1, 1))
 
 
+class LastOfManyKeysDropped(Attention):
+    def mask(self, p: PagedAttention, seq: int, keys: Array) -> Array:
+        length = int(p.seq_lens[seq])
+        return super().mask(p, seq, keys) & (keys < length - (length > 20_000))
+
+
 class FirstKeyDropped(Attention):
     def mask(self, p: PagedAttention, seq: int, keys: Array) -> Array:
         return super().mask(p, seq, keys) & ((keys > 0) | (int(p.seq_lens[seq]) == 1))

@@ -220,12 +220,10 @@ def shown_series(page: Page, url: str, name: str, machine: str, case: Case, expe
 @needs_browser
 def test_projects_own_results_show(tmp_path: Path) -> None:
     """The figures stored in this repository are the points of their plots, for each machine."""
-    try:
-        found = _history.coverage()
-    except _history.HistoryError as error:
-        pytest.skip(f"no results stored yet: {error}")
-    if not found.shown:
-        pytest.skip(f"no results stored yet for this history: {found}")
+    if not any((_history.CONFIG.parent / "results" / "asv").glob("*/machine.json")):
+        pytest.skip("no results stored yet")
+    found = _history.coverage()
+    assert found.shown, f"none of the measured commits is in this history: {found}"
     compare_with_plots(_history.CONFIG, tmp_path)
 
 
