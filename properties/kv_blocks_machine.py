@@ -294,11 +294,25 @@ class KVBlocksMachine(RuleBasedStateMachine):
     @some()
     @rule(pick=PICK)
     def free(self, pick: int) -> None:
-        seq_id = self.pick(pick)
+        self.end(self.pick(pick))
+
+    def end(self, seq_id: int) -> None:
         self.depths = {block: i for i, block in enumerate(self.allocator.block_table(seq_id))}
         self.allocator.free(seq_id)
         self.ended = [*self.ended[-2:], self.contents.sequences.pop(seq_id)]
         self.rejected(lambda: self.allocator.free(seq_id))
+
+    @precondition(lambda self: self.caching)
+    @rule(count=st.integers(1, 3))
+    def end_in_turn(self, count: int) -> None:
+        """Two sequences end one after the other, and `count` of the cached blocks go."""
+        others = set(self.contents.sequences)
+        for token in (2, 3):
+            self.created(self.contents.start([token] * 2 * self.block_size, (), {}, True), True)
+        for seq_id in sorted(set(self.contents.sequences) - others):
+            self.end(seq_id)
+            self.the_oldest_are_evicted()
+        self.evict(count)
 
     @precondition(lambda self: self.pool.null_block is not None)
     @some(on_host=False)
