@@ -246,6 +246,8 @@ def kernel_machine(subject: Subject, make_allocator: MakeAllocator = PagedAlloca
     class KernelMachine(KVBlocksMachine):
         """One machine per example."""
 
+        bookkeeping = False  # the other mode takes those steps, and here each costs launches
+
         def __init__(self) -> None:
             super().__init__(make_allocator, lambda *sizes: KernelStore(subject, self.form, *sizes[:2]))
 

@@ -50,6 +50,7 @@ class KVBlocksMachine(RuleBasedStateMachine):
     """`make_allocator` takes PagedAllocator's arguments; `make_store(num_blocks, num_host_blocks, block_size)`."""
 
     stretch = 1  # prompts are so many times as long: larger blocks must fill too
+    bookkeeping = True  # whether to take steps that are about the allocator alone
 
     def __init__(self, make_allocator: MakeAllocator, make_store: MakeStore) -> None:
         super().__init__()
@@ -268,7 +269,7 @@ class KVBlocksMachine(RuleBasedStateMachine):
         self.contents.sequences[new_id] = self.contents.fork(seq_id)
         return new_id
 
-    @precondition(lambda self: self.block_size > 1)
+    @precondition(lambda self: self.bookkeeping and self.block_size > 1)
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=4))
     def image_in_an_open_block(self, tokens: list[int]) -> None:
         """A fork fills the block in which an image lies; the same tokens without the image share none of it."""
@@ -302,13 +303,14 @@ class KVBlocksMachine(RuleBasedStateMachine):
         self.ended = [*self.ended[-2:], self.contents.sequences.pop(seq_id)]
         self.rejected(lambda: self.allocator.free(seq_id))
 
-    @precondition(lambda self: self.caching)
+    @precondition(lambda self: self.bookkeeping and self.caching)
     @rule(count=st.integers(1, 3))
     def end_in_turn(self, count: int) -> None:
         """Two sequences end one after the other, and `count` of the cached blocks go."""
         others = set(self.contents.sequences)
         for token in (2, 3):
             self.created(self.contents.start([token] * 2 * self.block_size, (), {}, True), True)
+            self.the_oldest_are_evicted()  # notes which cached blocks are in use again
         for seq_id in sorted(set(self.contents.sequences) - others):
             self.end(seq_id)
             self.the_oldest_are_evicted()

@@ -149,7 +149,7 @@ ALLOCATORS = [_NoCopyOnWrite, _WrongDirection, _SwapsInElsewhere, _FreesSharedBl
 
 @pytest.mark.parametrize("bug", ALLOCATORS, ids=lambda bug: bug.__name__.strip("_"))
 def test_the_machine_finds_an_allocator_that(bug: Any) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):  # the op itself refuses a slot that two sequences were given
         run(numpy_kernels.Everything(), bug)
 
 
