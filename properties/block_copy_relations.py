@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.properties.contracts import Missing, assert_equal_runs, require_supported
+from pagebench.properties.contracts import Missing, assert_equal_runs, require_supported, transformed
 from pagebench.properties.host_arrays import copy_of
 from pagebench.properties.runs import NotExercised, Run, run
 from pagebench.reference import error_bounds
@@ -89,22 +89,6 @@ def check_slot_relabelling(provider: Any, problem: WriteKV, *, variant: Variant 
     for name in names:
         expected = _with_slots(_some(before, name), order)
         _assert_bytes(f"{name} after relabelling the slots", _some(after, name), expected)
-    return before.not_exercised
-
-
-def check_block_relabelling(provider: Any, problem: GatherKV, *, variant: Variant = None) -> Missing:
-    """gather_kv: moving blocks to other physical places, with the table following, changes nothing."""
-    require_supported(provider, problem)
-    order = np.random.default_rng(problem.num_blocks).permutation(problem.num_blocks)  # block order[i] becomes i
-    moved = copy_of(problem).problem
-    for name in ("key_cache", "value_cache", "key_scale", "value_scale"):
-        if np.ndim(getattr(problem, name)) >= 3:
-            getattr(moved, name)[...] = getattr(problem, name)[order]
-    used = problem.used_entries()
-    moved.block_table[used] = np.argsort(order)[problem.block_table[used]]
-    moved.validate()
-    before = run(provider, problem, variant)
-    assert_equal_runs("after relabelling the blocks", _supported_run(provider, moved, variant), before)
     return before.not_exercised
 
 
@@ -236,12 +220,7 @@ def check_sequence_order(provider: Any, problem: GatherKV, *, variant: Variant =
 
 
 def _supported_run(provider: Any, problem: Any, variant: Variant) -> Run:
-    if not callable(getattr(provider, problem.op, None)):
-        raise NotExercised(f"the provider has no {problem.op}")
-    reason = provider.rejects(problem)
-    if reason is not None:
-        raise NotExercised(f"the transformed problem is rejected: {reason}")
-    return run(provider, problem, variant)
+    return run(provider, transformed(provider, problem), variant)
 
 
 def _with_slots(cache: Array, order: Array) -> Array:

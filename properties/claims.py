@@ -22,7 +22,7 @@ def claim(op: str, *, examples: int) -> Callable[[Test], Test]:
 
     def decorate(test: Test) -> Test:
         wrapped: Any = budget(examples)(given(data=st.data())(test))
-        wrapped.pagebench_op = op
+        wrapped.pagebench_ops = (op,)
         wrapped.pagebench_examples = examples
         return wrapped  # type: ignore[no-any-return]  # a function with attributes
 
@@ -36,7 +36,7 @@ def fixed(*ops: str) -> Callable[[Test], Test]:
     """
 
     def decorate(test: Any) -> Test:
-        test.pagebench_op = ops[0] if len(ops) == 1 else ops
+        test.pagebench_ops = ops
         return test  # type: ignore[no-any-return]  # a function with attributes
 
     return decorate

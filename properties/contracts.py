@@ -6,7 +6,7 @@ Further claims are in `relations`; inputs made to show particular faults are in 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
 
 Missing = tuple[str, ...]
+P = TypeVar("P", bound=Problem)
 
 
 def check(provider: Any, problem: Problem, *, variant: dict[str, Any] | None = None) -> Missing:
@@ -78,6 +79,16 @@ def require_supported(provider: Any, problem: Problem) -> None:
     reason = provider.rejects(problem)
     if reason is not None:
         raise ValueError(f"problem must be one that {provider.name!r} supports, got rejected: {reason}")
+
+
+def transformed(provider: Any, problem: P) -> P:
+    """`problem`, which was made from a supported one. Raises NotExercised when the provider does not support it."""
+    if not callable(getattr(provider, problem.op, None)):
+        raise NotExercised(f"the provider has no {problem.op}")
+    reason = provider.rejects(problem)
+    if reason is not None:
+        raise NotExercised(f"the transformed problem is rejected: {reason}")
+    return problem
 
 
 # --- what the reference says, worked out once per problem

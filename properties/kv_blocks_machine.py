@@ -151,8 +151,8 @@ class KVBlocksMachine(RuleBasedStateMachine):
         if slots:
             self.store.write(slots, values)
 
-    def created(self, content: Content, known: bool) -> None:
-        """Create `content`'s sequence and write what is not shared."""
+    def created(self, content: Content, known: bool) -> int | None:
+        """Create `content`'s sequence and write what is not shared; its id, None if memory is out."""
         seq_id = next(self.contents.ids)
         tokens: Any = content.tokens if known else len(content.tokens)
         wanted = -(-len(content.tokens) // self.block_size)
@@ -165,13 +165,14 @@ class KVBlocksMachine(RuleBasedStateMachine):
         )
         if shared is None:
             assert findable == -1 or wanted > self.pool.num_available, "refused although there was room"
-            return
+            return None
         assert shared % self.block_size == 0, "part of a block was shared"
         assert shared <= len(content.tokens), "more was shared than asked for"
         assert shared >= findable, f"{shared} tokens shared where {findable} are there"
         assert known or shared == 0, "shared without knowing the content"
         self.contents.sequences[seq_id] = content
         self.write(seq_id, shared)
+        return seq_id
 
     # -- steps
 
@@ -274,13 +275,13 @@ class KVBlocksMachine(RuleBasedStateMachine):
     def image_in_an_open_block(self, tokens: list[int]) -> None:
         """A fork fills the block in which an image lies; the same tokens without the image share none of it."""
         tokens = tokens if len(tokens) % self.block_size else [*tokens, 0]
-        others = set(self.contents.sequences)
-        self.created(self.contents.start(tokens, (), {len(tokens) - 1: "image"}, True), True)
-        for seq_id in set(self.contents.sequences) - others:
-            fork = self.forked(seq_id)
-            missing = -len(tokens) % self.block_size
-            if all(self.append_one(fork, 0, True) for _ in range(missing)):
-                self.created(self.contents.start([*tokens, *[0] * missing], (), {}, True), True)
+        seq_id = self.created(self.contents.start(tokens, (), {len(tokens) - 1: "image"}, True), True)
+        if seq_id is None:
+            return
+        fork = self.forked(seq_id)
+        missing = -len(tokens) % self.block_size
+        if all(self.append_one(fork, 0, True) for _ in range(missing)):
+            self.created(self.contents.start([*tokens, *[0] * missing], (), {}, True), True)
 
     @some(on_host=False)
     @rule(pick=PICK, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
@@ -307,13 +308,14 @@ class KVBlocksMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def end_in_turn(self, count: int) -> None:
         """Two sequences end one after the other, and `count` of the cached blocks go."""
-        others = set(self.contents.sequences)
+        started = []
         for token in (2, 3):
-            self.created(self.contents.start([token] * 2 * self.block_size, (), {}, True), True)
+            started.append(self.created(self.contents.start([token] * 2 * self.block_size, (), {}, True), True))
             self.the_oldest_are_evicted()  # notes which cached blocks are in use again
-        for seq_id in sorted(set(self.contents.sequences) - others):
-            self.end(seq_id)
-            self.the_oldest_are_evicted()
+        for seq_id in started:
+            if seq_id is not None:
+                self.end(seq_id)
+                self.the_oldest_are_evicted()
         self.evict(count)
 
     @precondition(lambda self: self.pool.null_block is not None)
@@ -461,11 +463,8 @@ class KVBlocksMachine(RuleBasedStateMachine):
         kept = [since for block, (key, since) in before.items() if keys.get(block) == key]
         evicted = [since for block, (key, since) in before.items() if block not in keys and pool.key(block) != key]
         assert not kept or not evicted or max(evicted) <= min(kept), "evicted before one that was used earlier"
-        new = {block: (key, (self.step, -self.depths.get(block, 0))) for block, key in keys.items()}
-        self.cached = {
-            block: before[block] if block in before and before[block][0] == key else new[block]
-            for block, key in keys.items()
-        }
+        self.cached = {block: (key, (self.step, -self.depths.get(block, 0))) for block, key in keys.items()}
+        self.cached.update((block, cached) for block, cached in before.items() if keys.get(block) == cached[0])
         self.depths = {}
 
     @invariant()

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.properties.contracts import Missing
+from pagebench.properties.contracts import Missing, transformed
+from pagebench.properties.relations import variant_of
 from pagebench.properties.runs import NotExercised, Run, run
 from pagebench.reference import error_bounds, merge_states
 from pagebench.reference import paged_attention as attention
@@ -28,10 +29,8 @@ def check_halves(provider: Any, problem: PagedAttention, *, variant: Variant = N
         raise NotExercised("merge of two halves: a window or ALiBi, which depend on where a query sits")
     parts = halves(problem)
     for part in parts:
-        reason = provider.rejects(part)
-        if reason is not None:
-            raise NotExercised(f"the transformed problem is rejected: {reason}")
-    runs = [run(provider, part, _variant_of(provider, part, variant)) for part in parts]
+        transformed(provider, part)
+    runs = [run(provider, part, variant_of(provider, part, variant)) for part in parts]
     states = [(_result(done, "out"), _result(done, "lse")) for done in runs]
     merge = MergeStates(*states[0], *states[1])
     merged = run(provider, merge)
@@ -70,10 +69,6 @@ def _bounds(merge: MergeStates, parts: tuple[PagedAttention, PagedAttention]) ->
         out_bound = out_bound + weight[..., None] * (1 + off) * (side_out + off * abs(to_float64(side)))
         lse_bound = lse_bound + weight * (1 + off[..., 0]) * side_lse
     return error_bounds.SECOND_ORDER * out_bound, error_bounds.SECOND_ORDER * lse_bound
-
-
-def _variant_of(provider: Any, problem: PagedAttention, variant: Variant) -> Variant:
-    return variant if variant and variant in provider.variants(problem) else None
 
 
 def _result(done: Run, name: str) -> Array:

@@ -92,7 +92,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if hasattr(metafunc.function, "pagebench_op") and "subject" in metafunc.fixturenames:
+    if hasattr(metafunc.function, "pagebench_ops") and "subject" in metafunc.fixturenames:
         named = metafunc.config.stash[SESSION].named
         ids = [os.path.basename(spec) for spec in named or OURS]
         metafunc.parametrize("subject", named or OURS, indirect=True, scope="session", ids=ids)
@@ -110,11 +110,10 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
-    marked = getattr(pyfuncitem.function, "pagebench_op", None)
+    ops = getattr(pyfuncitem.function, "pagebench_ops", None)
     found: Any = pyfuncitem.funcargs.get("subject")
-    if marked is None or found is None:
+    if ops is None or found is None:
         return (yield)
-    ops = (marked,) if isinstance(marked, str) else marked
     found.tally = Tally()
     try:
         lacking = {op: why for op in ops if (why := found.lacks(op)) is not None}
@@ -134,7 +133,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put the snippet that reproduces a failure in a section of the report, without pytest's margin: to be copied."""
     report = yield
-    if call.excinfo is not None and hasattr(getattr(item, "function", None), "pagebench_op"):
+    if call.excinfo is not None and hasattr(getattr(item, "function", None), "pagebench_ops"):
         from pagebench.properties.subject import repros_of
 
         report.sections += [(f"to reproduce {item.name}", text) for text in repros_of(call.excinfo.value)]

@@ -6,40 +6,41 @@ relations between batches. Same signature as in `contracts`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pagebench.properties.contracts import Missing, assert_equal_runs, require_supported
+from pagebench.properties.contracts import Missing, assert_equal_runs, require_supported, transformed
 from pagebench.properties.host_arrays import copy_of
-from pagebench.properties.poison import live_entries
+from pagebench.properties.poison import live_elements
 from pagebench.properties.runs import NotExercised, Run, run
 from pagebench.reference import error_bounds
 from pagebench.reference.block_copy import CopyBlocks
+from pagebench.reference.block_copy_gather import GatherKV
 from pagebench.reference.dtypes import INT32, Array
 from pagebench.reference.paged_attention import PagedAttention
 
 Variant = dict[str, Any] | None
+Paged = TypeVar("Paged", PagedAttention, GatherKV)
 
 
-def check_relabelling(provider: Any, problem: PagedAttention, *, variant: Variant = None) -> Missing:
+def check_relabelling(provider: Any, problem: Paged, *, variant: Variant = None) -> Missing:
     """Bitwise: moving blocks to other physical places, with the table following, changes nothing."""
-    moved = _supported(provider, relabelled(problem))
+    require_supported(provider, problem)
+    moved = transformed(provider, relabelled(problem))
     before, after = run(provider, problem, variant), run(provider, moved, variant)
     assert_equal_runs("after relabelling the blocks", after, before)
     return before.not_exercised
 
 
-def relabelled(problem: PagedAttention) -> PagedAttention:
+def relabelled(problem: Paged) -> Paged:
     """The same keys and values with the physical blocks permuted."""
     order = np.random.default_rng(problem.num_blocks).permutation(problem.num_blocks)  # block order[i] of old becomes i
     moved = copy_of(problem).problem
-    for name in ("key_cache", "value_cache"):
-        getattr(moved, name)[...] = getattr(problem, name)[order]
-    for name in ("key_scale", "value_scale"):
-        if np.ndim(getattr(problem, name)) == 3:
+    for name in ("key_cache", "value_cache", "key_scale", "value_scale"):
+        if np.ndim(getattr(problem, name)) >= 3:
             getattr(moved, name)[...] = getattr(problem, name)[order]
-    live = live_entries(problem)
+    live = live_elements(problem, "block_table")
     moved.block_table[live] = np.argsort(order)[problem.block_table[live]]
     moved.validate()
     return moved
@@ -50,7 +51,7 @@ def check_batch_permutation(provider: Any, problem: PagedAttention, *, variant: 
     if problem.num_seqs < 2:
         raise NotExercised("batch permutation: fewer than two sequences")
     order = np.roll(np.arange(problem.num_seqs)[::-1], problem.num_blocks % problem.num_seqs)
-    other = _supported(provider, subset(problem, order))
+    other = transformed(provider, subset(problem, order))
     before, after = run(provider, problem, variant), run(provider, other, variant)
     rows = rows_of(problem, order)
     _compare(provider, "after permuting the batch", problem, rows, before, other, np.arange(rows.size), after)
@@ -64,7 +65,7 @@ def check_batch_split(provider: Any, problem: PagedAttention, *, variant: Varian
     before = run(provider, problem, variant)
     cut = problem.num_seqs // 2
     for part in (np.arange(cut), np.arange(cut, problem.num_seqs)):
-        other = _supported(provider, subset(problem, part))
+        other = transformed(provider, subset(problem, part))
         rows = rows_of(problem, part)
         after = run(provider, other, variant)
         _compare(provider, "after splitting the batch", problem, rows, before, other, np.arange(rows.size), after)
@@ -91,7 +92,7 @@ def subset(problem: PagedAttention, order: Array) -> PagedAttention:
 
 def check_block_size(provider: Any, problem: PagedAttention, *, variant: Variant = None) -> Missing:
     """Within the bound: the same keys and values in blocks of another size give the same result."""
-    other = _supported(provider, reblocked(problem, 5 if problem.block_size > 5 else problem.block_size + 3))
+    other = transformed(provider, reblocked(problem, 5 if problem.block_size > 5 else problem.block_size + 3))
     before, after = run(provider, problem, variant), run(provider, other, variant)
     rows = np.arange(problem.num_tokens)
     _compare(None, "with another block size", problem, rows, before, other, rows, after)
@@ -121,8 +122,8 @@ def check_gqa_is_mha(provider: Any, problem: PagedAttention, *, variant: Variant
     """Within the bound: grouped heads give what as many KV heads, each repeated for its group, give."""
     if problem.group == 1:
         raise NotExercised("GQA = MHA: the group is 1")
-    other = _supported(provider, with_repeated_heads(problem))
-    before, after = run(provider, problem, variant), run(provider, other, _variant_of(provider, other, variant))
+    other = transformed(provider, with_repeated_heads(problem))
+    before, after = run(provider, problem, variant), run(provider, other, variant_of(provider, other, variant))
     rows = np.arange(problem.num_tokens)
     _compare(None, "with the KV heads repeated", problem, rows, before, other, rows, after)
     return before.not_exercised
@@ -153,14 +154,7 @@ def check_pair_order(provider: Any, problem: CopyBlocks, *, variant: Variant = N
     return before.not_exercised
 
 
-def _supported(provider: Any, problem: PagedAttention) -> PagedAttention:
-    reason = provider.rejects(problem)
-    if reason is not None:
-        raise NotExercised(f"the transformed problem is rejected: {reason}")
-    return problem
-
-
-def _variant_of(provider: Any, problem: PagedAttention, variant: Variant) -> Variant:
+def variant_of(provider: Any, problem: PagedAttention, variant: Variant) -> Variant:
     """`variant` where it is one of the transformed problem's too, else the default."""
     return variant if variant and variant in provider.variants(problem) else None
 

@@ -105,6 +105,17 @@ class Subject:
             raise
         self.tally.not_exercised.update((*key, what) for what in missing)
 
+    def hold_drawn(self, data: Any, op: str, contract: Contract) -> None:
+        """Hold the provider to `contract` on a drawn case of `op`; data: Hypothesis's `st.data()`."""
+        case = data.draw(self.cases(op))
+        self.hold(contract, case.problem, case.variant)
+
+    def hold_if_accepted(self, contract: Contract, problem: Problem, variant: dict[str, Any] | None = None) -> None:
+        """Hold the provider to `contract` on a problem if it supports it, under `variant` if it offers that for it."""
+        if self.accepted(problem):
+            offered = variant is not None and variant in self.variants(problem)
+            self.hold(contract, problem, variant if offered else None)
+
     def with_contract(self, problem: Any) -> Any:
         """`problem` under the rounding contract that the provider declares."""
         if isinstance(problem, PackedWeight) and hasattr(self.provider, "contract"):

@@ -16,15 +16,13 @@ OP = "copy_blocks"
 @claim(OP, examples=70)
 def test_every_byte(subject: Subject, data: Any) -> None:
     """All reads before all writes, in all caches, and nothing else touched."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=15)
 def test_poison(subject: Subject, data: Any) -> None:
     """Scratch and the gaps between a view's elements do not matter."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=8)
@@ -37,23 +35,20 @@ def test_every_variant(subject: Subject, data: Any) -> None:
 @claim(OP, examples=15)
 def test_pair_order(subject: Subject, data: Any) -> None:
     """Bitwise: the order of the pairs means nothing."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_pair_order, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_pair_order)
 
 
 @claim(OP, examples=12)
 def test_copying_twice(subject: Subject, data: Any) -> None:
     """Bitwise: where no source is a destination too, a second copy changes nothing."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(block_copy_relations.check_copy_twice, case.problem, case.variant)
+    subject.hold_drawn(data, OP, block_copy_relations.check_copy_twice)
 
 
 @fixed(OP)
 def test_many_layers(subject: Subject) -> None:
     """80 layers of K and V in one call, with a chain and a cycle through them."""
     problem = CopyRecipe((("bfloat16", (4, 2, 8), "halves"),) * 80, num_blocks=6, pairs="cycle", count=4).build()
-    if subject.accepted(problem):
-        subject.hold(contracts.check, problem)
+    subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -64,8 +59,7 @@ def test_every_map_of_three_blocks(subject: Subject) -> None:
         sources = [number // 4**dst % 4 for dst in range(3)]
         pairs = np.array([(src, dst) for dst, src in enumerate(sources) if src < 3], np.int64).reshape(-1, 2)
         problem = type(recipe.build())(recipe.build().caches, pairs)
-        if subject.accepted(problem):
-            subject.hold(contracts.check, problem)
+        subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -75,5 +69,4 @@ def test_far_blocks(subject: Subject) -> None:
     cycle = CopyRecipe(caches, num_blocks=3, pairs="cycle", count=3).build()
     for pairs in (cycle.pairs, np.array([[2, 0]], np.int64), np.array([[0, 2]], np.int64)):
         problem = dataclasses.replace(cycle, pairs=pairs)
-        if subject.accepted(problem):
-            subject.hold(far_blocks.check_far_blocks, problem)
+        subject.hold_if_accepted(far_blocks.check_far_blocks, problem)

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pagebench.properties import block_copy_relations as relations
-from pagebench.properties import contracts, far_blocks
+from pagebench.properties import block_copy_relations, contracts, far_blocks, relations
 from pagebench.properties.block_copy_rows_recipes import QUANTISED, GatherRecipe
 from pagebench.properties.claims import claim, fixed
 from pagebench.properties.subject import Subject
@@ -17,15 +16,13 @@ OP = "gather_kv"
 @claim(OP, examples=70)
 def test_values(subject: Subject, data: Any) -> None:
     """The sequences' rows one after the other, dequantised as contract f32."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=15)
 def test_poison(subject: Subject, data: Any) -> None:
     """Slots past a sequence's end, unused blocks and their scales, and table entries behind the last do not matter."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=10)
@@ -38,22 +35,19 @@ def test_every_variant(subject: Subject, data: Any) -> None:
 @claim(OP, examples=15)
 def test_sequence_order(subject: Subject, data: Any) -> None:
     """Bitwise: another order of the sequences only reorders their rows."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_sequence_order, case.problem, case.variant)
+    subject.hold_drawn(data, OP, block_copy_relations.check_sequence_order)
 
 
 @claim(OP, examples=8)
 def test_block_relabelling(subject: Subject, data: Any) -> None:
     """Bitwise: blocks may lie anywhere, with the table following."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_block_relabelling, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_relabelling)
 
 
 @claim(OP, examples=15)
 def test_copy_then_gather(subject: Subject, data: Any) -> None:
     """Bitwise: copied blocks read as the originals do."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_copy_then_gather, case.problem, case.variant)
+    subject.hold_drawn(data, OP, block_copy_relations.check_copy_then_gather)
 
 
 @fixed(OP)
@@ -68,8 +62,7 @@ def test_every_code(subject: Subject) -> None:
                 caches["value_cache"] = caches["key_cache"][..., ::-1].copy()
                 scales = {"key_scale": scale, "value_scale": scale}
                 problem: Any = dataclasses.replace(plain, **caches, **scales)  # type: ignore[arg-type]  # by name
-                if subject.accepted(problem):
-                    subject.hold(contracts.check, problem)
+                subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -77,8 +70,7 @@ def test_many_sequences(subject: Subject) -> None:
     """More sequences than a program has threads to add up their lengths with."""
     lengths = tuple(int(n) for n in np.random.default_rng(0).integers(0, 3, 300))
     problem = GatherRecipe("float16", None, 1, 8, block_size=2, sequences=lengths, spare_entries=0).build()
-    if subject.accepted(problem):
-        subject.hold(contracts.check, problem)
+    subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -90,5 +82,4 @@ def test_far_blocks(subject: Subject) -> None:
         )
         problem = recipe.build()
         assert int(problem.block_table[2, 0]) == 2
-        if subject.accepted(problem):
-            subject.hold(far_blocks.check_far_blocks, problem)
+        subject.hold_if_accepted(far_blocks.check_far_blocks, problem)

@@ -14,29 +14,25 @@ OP = "swap_blocks"
 @claim(OP, examples=50)
 def test_every_byte(subject: Subject, data: Any) -> None:
     """Each destination block holds its source, and nothing else is touched."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=15)
 def test_poison(subject: Subject, data: Any) -> None:
     """Blocks that no pair reads, and the gaps between a view's elements, do not matter."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=25)
 def test_there_and_back(subject: Subject, data: Any) -> None:
     """Bitwise: swapping out and in again is the identity."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_swap_there_and_back, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_swap_there_and_back)
 
 
 @claim(OP, examples=8)
 def test_swapping_twice(subject: Subject, data: Any) -> None:
     """Bitwise: a second swap of the same blocks changes nothing."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_swap_twice, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_swap_twice)
 
 
 @fixed(OP)
@@ -44,8 +40,7 @@ def test_many_layers(subject: Subject) -> None:
     """80 layers of K and V, adjacent blocks."""
     cache = ("bfloat16", (4, 2, 8), "halves", "contiguous")
     problem = SwapRecipe((cache,) * 80, num_src=6, num_dst=6, count=4, adjacent=True).build()
-    if subject.accepted(problem):
-        subject.hold(contracts.check, problem)
+    subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -54,5 +49,4 @@ def test_far_blocks(subject: Subject) -> None:
     for direction in ("out", "in"):
         cache = ("uint8", (1000,), "contiguous", "contiguous")
         problem = SwapRecipe((cache,) * 2, num_src=3, num_dst=3, count=3, direction=direction).build()
-        if subject.accepted(problem):
-            subject.hold(far_blocks.check_far_blocks, problem)
+        subject.hold_if_accepted(far_blocks.check_far_blocks, problem)

@@ -17,15 +17,13 @@ OP = "write_kv"
 @claim(OP, examples=90)
 def test_every_byte(subject: Subject, data: Any) -> None:
     """Each mapped row is in its slot, rounded as the contract says, and nothing else is touched."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=15)
 def test_poison(subject: Subject, data: Any) -> None:
     """Rows that are skipped or past the mapping, and the gaps of views, do not matter."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=10)
@@ -38,29 +36,25 @@ def test_every_variant(subject: Subject, data: Any) -> None:
 @claim(OP, examples=15)
 def test_row_order(subject: Subject, data: Any) -> None:
     """Bitwise: rows may come in any order with their slots."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_row_order, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_row_order)
 
 
 @claim(OP, examples=8)
 def test_slot_relabelling(subject: Subject, data: Any) -> None:
     """Bitwise: slots may lie anywhere, with the mapping following."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_slot_relabelling, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_slot_relabelling)
 
 
 @claim(OP, examples=10)
 def test_writing_twice(subject: Subject, data: Any) -> None:
     """Bitwise: writing is idempotent."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_write_twice, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_write_twice)
 
 
 @claim(OP, examples=20)
 def test_write_then_gather(subject: Subject, data: Any) -> None:
     """What is read back is the row, or the number of the cache's format nearest to it."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_write_then_gather, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_write_then_gather)
 
 
 @fixed(OP)
@@ -72,8 +66,7 @@ def test_every_code_is_a_fixed_point(subject: Subject) -> None:
     for name in QUANTISED:
         for scale in (None, np.float32(2.0**-7), np.float32(0.3), np.float32(0.0117)):
             problem = _edges(name, scale)
-            if subject.accepted(problem):
-                subject.hold(contracts.check, problem)
+            subject.hold_if_accepted(contracts.check, problem)
 
 
 def _edges(name: str, scale: Any) -> WriteKV:
@@ -93,8 +86,7 @@ def test_rows_of_every_launch_size(subject: Subject) -> None:
     for dtype, cache_dtype in (("bfloat16", None), ("float32", None), ("float16", "float8_e4m3fn")):
         for heads, size in ((31, 128), (33, 128), (64, 128), (65, 128), (128, 128), (33, 100), (7, 13)):
             problem = WriteRecipe(dtype, cache_dtype, heads, size, num_rows=2, mapped=2, block_size=1).build()
-            if subject.accepted(problem):
-                subject.hold(contracts.check, problem)
+            subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -104,5 +96,4 @@ def test_far_blocks(subject: Subject) -> None:
         recipe = WriteRecipe("float16", cache_dtype, 1, 16, block_size=2, num_rows=3, mapped=3, scale=scale, seed=4)
         problem = recipe.build()
         assert set(problem.slots()[0].tolist()) >= {2}
-        if subject.accepted(problem):
-            subject.hold(far_blocks.check_far_blocks, problem)
+        subject.hold_if_accepted(far_blocks.check_far_blocks, problem)

@@ -14,15 +14,13 @@ OP = "dequantize"
 @claim(OP, examples=80)
 def test_bits(subject: Subject, data: Any) -> None:
     """Every weight has the bits that the rounding contract gives, whatever the packed bits and scales."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=20)
 def test_poison(subject: Subject, data: Any) -> None:
     """Groups that no weight uses, gaps between the elements of views, and the output's old bytes do not matter."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=12)
@@ -37,8 +35,7 @@ def test_every_code(subject: Subject) -> None:
     """Every code under a scale of every class, to every output dtype, in every format."""
     for problem in codes.exhaustive():
         asked = subject.with_contract(problem)
-        if subject.accepted(asked):
-            subject.hold(contracts.check, asked)
+        subject.hold_if_accepted(contracts.check, asked)
 
 
 @fixed(OP)
@@ -47,5 +44,4 @@ def test_far_rows(subject: Subject) -> None:
     for format, known in FORMATS.items():
         for form in range(len(known.forms)):
             problem = subject.with_contract(DequantRecipe(format, form, rows=3, columns=3).build())
-            if subject.accepted(problem):
-                subject.hold(far_blocks.check_far_blocks, problem)
+            subject.hold_if_accepted(far_blocks.check_far_blocks, problem)

@@ -16,15 +16,13 @@ OP = "dequant_gemv"
 @claim(OP, examples=32)
 def test_product(subject: Subject, data: Any) -> None:
     """Every element of y is within the bound, and infinities and NaN stay in the rows they belong to."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=10)
 def test_poison(subject: Subject, data: Any) -> None:
     """Unused groups, gaps between the elements of views, and outputs and scratch as they were do not matter."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=8)
@@ -39,8 +37,7 @@ def test_identity(subject: Subject) -> None:
     """Rows of the identity give the dequantised columns of finite weights bit for bit, the sign of zero excepted."""
     for i, format in enumerate(FORMATS):
         problem = subject.with_contract(dequant_probes.identity(format, m=(1, 16)[i % 2], seed=i))
-        if subject.accepted(problem):
-            subject.hold(dequant_probes.check_identity, problem)
+        subject.hold_if_accepted(dequant_probes.check_identity, problem)
 
 
 @fixed(OP)
@@ -48,8 +45,7 @@ def test_exact_sums(subject: Subject) -> None:
     """Small integers in x and powers of two as scales: every partial sum is exact, and so is y."""
     for i, format in enumerate(dequant_probes.EXACT_FORMATS):
         problem = subject.with_contract(dequant_probes.exact(format, m=(1, 5)[i % 2], dtype=np.dtype(np.float16)))
-        if subject.accepted(problem):
-            subject.hold(dequant_probes.check_exact, problem)
+        subject.hold_if_accepted(dequant_probes.check_exact, problem)
 
 
 @fixed(OP)
@@ -61,5 +57,4 @@ def test_far_rows(subject: Subject) -> None:
         "pack_quantized_4",
     ):  # the packed arrays of every format are held to it as `dequantize`
         problem = subject.with_contract(GemvRecipe(format, rows=3, columns=3, m=3).build())
-        if subject.accepted(problem):
-            subject.hold(far_blocks.check_far_blocks, problem)
+        subject.hold_if_accepted(far_blocks.check_far_blocks, problem)

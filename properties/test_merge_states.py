@@ -14,15 +14,13 @@ OP = "merge_states"
 @claim(OP, examples=40)
 def test_values(subject: Subject, data: Any) -> None:
     """Within the derived bound; where a side has no key, the other one bit for bit."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=15)
 def test_poison(subject: Subject, data: Any) -> None:
     """The out of a side without keys, gaps between rows, and results as they were before the call do not matter."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=10)
@@ -45,12 +43,10 @@ def test_sides_swapped(subject: Subject, data: Any) -> None:
 def test_far_rows(subject: Subject) -> None:
     """Offsets of rows do not wrap at 2^31."""
     problem = MergeRecipe(num_heads=2).build()
-    if subject.accepted(problem):
-        subject.hold(far_blocks.check_far_blocks, problem)
+    subject.hold_if_accepted(far_blocks.check_far_blocks, problem)
 
 
 @claim("paged_attention", examples=12)
 def test_halves_make_the_whole(subject: Subject, data: Any) -> None:
     """Within the bounds: attention over the first keys merged with that over the rest is attention over all."""
-    case = data.draw(subject.cases("paged_attention"))
-    subject.hold(merge_states_relations.check_halves, case.problem, case.variant)
+    subject.hold_drawn(data, "paged_attention", merge_states_relations.check_halves)

@@ -17,15 +17,13 @@ EDGES = st.integers(0, 200)
 @claim(OP, examples=48)
 def test_values(subject: Subject, data: Any) -> None:
     """Within the derived bound of the dense float64 reference; no byte of an input or beside an array changed."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check)
 
 
 @claim(OP, examples=15)
 def test_poison(subject: Subject, data: Any) -> None:
     """What must not matter does not: tails, unused blocks, table entries past the end, scratch, old output."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(contracts.check_poison, case.problem, case.variant)
+    subject.hold_drawn(data, OP, contracts.check_poison)
 
 
 @claim(OP, examples=7)
@@ -39,56 +37,53 @@ def test_every_variant(subject: Subject, data: Any) -> None:
 def test_counting(subject: Subject, data: Any) -> None:
     """Every key is counted once: no dropped and no extra key."""
     case = data.draw(subject.cases(OP))
-    _hold_if_accepted(subject, probes.counting(case.problem), case.variant)
+    subject.hold_if_accepted(contracts.check, probes.counting(case.problem), case.variant)
 
 
 @claim(OP, examples=24)
 def test_needle(subject: Subject, data: Any) -> None:
     """A single key that matters is found at every edge of block, tile and window, and not found just outside."""
     case = data.draw(subject.cases(OP))
-    _hold_if_accepted(subject, probes.needle(case.problem, data.draw(EDGES)), case.variant)
+    subject.hold_if_accepted(contracts.check, probes.needle(case.problem, data.draw(EDGES)), case.variant)
 
 
 @claim(OP, examples=12)
 def test_constant_value(subject: Subject, data: Any) -> None:
     """If every value is c, out is c."""
     case = data.draw(subject.cases(OP))
-    _hold_if_accepted(subject, probes.constant_value(case.problem), case.variant)
+    subject.hold_if_accepted(contracts.check, probes.constant_value(case.problem), case.variant)
 
 
 @claim(OP, examples=12)
 def test_large_logits(subject: Subject, data: Any) -> None:
     """Scores of 1e5 neither overflow nor lose the winner."""
     case = data.draw(subject.cases(OP))
-    _hold_if_accepted(subject, probes.large_logits(case.problem), case.variant)
+    subject.hold_if_accepted(contracts.check, probes.large_logits(case.problem), case.variant)
 
 
 @claim(OP, examples=8)
 def test_large_sinks(subject: Subject, data: Any) -> None:
     """A sink of 1e5 takes all the weight, and one of -1e5 none, without an infinity or NaN."""
     case = data.draw(subject.cases(OP))
-    _hold_if_accepted(subject, probes.large_sinks(case.problem), case.variant)
+    subject.hold_if_accepted(contracts.check, probes.large_sinks(case.problem), case.variant)
 
 
 @claim(OP, examples=10)
 def test_relabelling_blocks(subject: Subject, data: Any) -> None:
     """Bitwise: where a block lies means nothing."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_relabelling, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_relabelling)
 
 
 @claim(OP, examples=9)
 def test_batch_permutation(subject: Subject, data: Any) -> None:
     """The order of the sequences means nothing."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_batch_permutation, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_batch_permutation)
 
 
 @claim(OP, examples=10)
 def test_batch_split(subject: Subject, data: Any) -> None:
     """A sequence's result does not depend on its company."""
-    case = data.draw(subject.cases(OP))
-    subject.hold(relations.check_batch_split, case.problem, case.variant)
+    subject.hold_drawn(data, OP, relations.check_batch_split)
 
 
 @claim(OP, examples=10)
@@ -111,7 +106,7 @@ def test_wide_window(subject: Subject, data: Any) -> None:
     case = data.draw(subject.cases(OP))
     if case.problem.causal and case.problem.window is None:
         longest = int(case.problem.seq_lens.max(initial=0))
-        _hold_if_accepted(subject, dataclasses.replace(case.problem, window=longest + 1), case.variant)
+        subject.hold_if_accepted(contracts.check, dataclasses.replace(case.problem, window=longest + 1), case.variant)
 
 
 @fixed(OP)
@@ -121,8 +116,7 @@ def test_largest_scale(subject: Subject) -> None:
         for cache_dtype, kv_scale in ((None, None), ("int8", "head")):
             recipe = AttentionRecipe(soft_cap=soft_cap, cache_dtype=cache_dtype, kv_scale=kv_scale)
             problem = probes.indifferent(recipe.build())
-            if subject.accepted(problem):
-                subject.hold(contracts.check, problem)
+            subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -137,8 +131,7 @@ def test_long_sequences(subject: Subject) -> None:
             probes.counting(dataclasses.replace(plain, sequences=((1, keys - 3),)).build()),
             probes.needle(dataclasses.replace(plain, sequences=((1, whole),)).build(), -1),
         ):
-            if subject.accepted(problem):
-                subject.hold(contracts.check, problem)
+            subject.hold_if_accepted(contracts.check, problem)
 
 
 @fixed(OP)
@@ -150,12 +143,4 @@ def test_far_blocks(subject: Subject) -> None:
         for variant in subject.variants(problem):
             subject.hold(far_blocks.check_far_blocks, problem, variant)
     quantised = dataclasses.replace(recipe, cache_dtype="int8", kv_scale="slot").build()
-    if subject.accepted(quantised):
-        subject.hold(far_blocks.check_far_blocks, quantised)
-
-
-def _hold_if_accepted(subject: Subject, problem: Any, variant: dict[str, Any]) -> None:
-    """Hold the provider to `check` on a problem made from a drawn one, unless that made it unsupported."""
-    if subject.accepted(problem):
-        offered = variant if variant in subject.variants(problem) else None
-        subject.hold(contracts.check, problem, offered)
+    subject.hold_if_accepted(far_blocks.check_far_blocks, quantised)

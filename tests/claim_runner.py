@@ -31,7 +31,7 @@ MODULES: dict[str, ModuleType] = {
 
 def claims(op: str) -> Iterator[tuple[str, Any]]:
     """(name, test function) of every claim about `op`, in the order of its file."""
-    yield from ((n, f) for n, f in vars(MODULES[op]).items() if n.startswith("test_") and hasattr(f, "pagebench_op"))
+    yield from ((n, f) for n, f in vars(MODULES[op]).items() if n.startswith("test_") and hasattr(f, "pagebench_ops"))
 
 
 def run_claim(test: Any, provider: Any) -> None:
