@@ -70,8 +70,9 @@ def ratios(provider: Any, op: str, drawn: Drawn) -> dict[str, tuple[Array, Array
 def measure(provider: Any, op: str, seed: int, index: int, cells: Cells) -> dict[str, Any]:
     """Run one problem, unless the provider rejects it, and enter it into `cells`; returns its description."""
     drawn = OPS[op](seed, index, provider)
-    if provider.rejects(drawn.problem) is not None:
-        return {"index": index, "rejected": provider.rejects(drawn.problem)}
+    reason = provider.rejects(drawn.problem)
+    if reason is not None:
+        return {"index": index, "rejected": reason}
     dtype = (drawn.problem.query if op == "paged_attention" else drawn.problem.out_a).dtype.name  # type: ignore[attr-defined]  # of that op
     said: dict[str, Any] = {"index": index, "numbers": drawn.numbers, "variant": drawn.variant}
     for name, (out, lse) in ratios(provider, op, drawn).items():
@@ -132,8 +133,9 @@ def store(path: Path, data: dict[str, Any]) -> None:
 def run(spec: str, op: str, *, problems: int, seed: int, path: Path) -> dict[str, Any]:
     """Measure until `problems` are done, beginning behind those that `path` has; what is then stored for this run."""
     provider = load_provider(spec)
-    if provider.unavailable() is not None:
-        raise RuntimeError(f"{spec} cannot run here: {provider.unavailable()}")
+    reason = provider.unavailable()
+    if reason is not None:
+        raise RuntimeError(f"{spec} cannot run here: {reason}")
     key = f"{spec}, {op}, seed {seed}"
     done = load(path)["runs"].get(key, {})
     begun_with = {"sources": sources(), "versions": versions()}

@@ -157,15 +157,20 @@ def device_memcpy() -> Callable[[int, int, int], Any]:
     return lambda dst, src, nbytes: memcpy(dst, src, nbytes, DEVICE_TO_DEVICE, stream)
 
 
-def rows(processes: Sequence[Sequence[Point]]) -> Iterator[tuple[str, ...]]:
-    """A line per size: GB/s of each method, and of the large copy what fraction; medians over processes."""
+def by_size(processes: Sequence[Sequence[Point]]) -> Iterator[tuple[tuple[int, int], dict[str, float | None]]]:
+    """((block bytes, payload bytes), bytes/s by method, None where not timed): medians over processes."""
     points = [point for process in processes for point in process]
     for sizes in dict.fromkeys((point.block_bytes, point.payload_bytes) for point in points):
         here = [point for point in points if (point.block_bytes, point.payload_bytes) == sizes]
-        roof = _rate(here, "large copy")
+        yield sizes, {method: _rate(here, method) for method in METHODS}
+
+
+def rows(processes: Sequence[Sequence[Point]]) -> Iterator[tuple[str, ...]]:
+    """A line per size: GB/s of each method, and of the large copy what fraction."""
+    for sizes, rates in by_size(processes):
+        roof = rates["large copy"]
         cells = []
-        for method in METHODS:
-            rate = _rate(here, method)
+        for method, rate in rates.items():
             share = f" ({rate / roof:.0%})" if rate and roof and method != "large copy" else ""
             cells.append(f"{rate / 1e9:.0f}{share}" if rate else "n/a")
         yield _size(sizes[0]), _size(sizes[1]), *cells
@@ -193,13 +198,11 @@ def shown(processes: Sequence[Sequence[Point]]) -> str:
 
 def short_of_goal(processes: Sequence[Sequence[Point]]) -> list[str]:
     """The points at which a provider copies at less than GOAL of the large copy of the same size."""
-    points = [point for process in processes for point in process]
     found = []
-    for sizes in dict.fromkeys((point.block_bytes, point.payload_bytes) for point in points):
-        here = [point for point in points if (point.block_bytes, point.payload_bytes) == sizes]
-        roof = _rate(here, "large copy")
+    for sizes, rates in by_size(processes):
+        roof = rates["large copy"]
         for method in PROVIDERS:
-            rate = _rate(here, method)
+            rate = rates[method]
             if roof and rate and rate < GOAL * roof:
                 where = f"{method} at blocks of {_size(sizes[0])}, {_size(sizes[1])}"
                 found.append(f"below {GOAL:.0%} of the large copy: {where}: {rate / roof:.0%}")

@@ -311,28 +311,31 @@ def projections(model: Model) -> dict[str, tuple[int, int]]:
     return {"qo": (hidden, hidden), "kv": (kv, hidden), "gate": (wide, hidden), "down": (hidden, wide)}
 
 
+def _small(name: str) -> tuple[int, int]:
+    """(n, k) of the weight that is checked: ragged tiles, and whole blocks of the format."""
+    return 264, 512 if PACKED[name][0] in ("q4_k", "q6_k") else 384
+
+
 def _dequant_workload(model: Model, name: str, projection: str) -> Workload:
     n, k = projections(model)[projection]
-    small = (264, 512 if PACKED[name][0] in ("q4_k", "q6_k") else 384)
     return Workload(
         name=f"{model.name}-{name}-{projection}-fp16",
         op="dequantize",
         size=f"{n} x {k}",
         problem=lambda: packed_weight(*PACKED[name], n, k, FLOAT16),
-        check_problem=lambda: packed_weight(*PACKED[name], *small, FLOAT16),
+        check_problem=lambda: packed_weight(*PACKED[name], *_small(name), FLOAT16),
         codegen_problem=lambda: packed_weight(*PACKED[name], n, k, FLOAT16),
     )
 
 
 def _gemv_workload(model: Model, name: str, projection: str, m: int) -> Workload:
     n, k = projections(model)[projection]
-    small = (264, 512 if PACKED[name][0] in ("q4_k", "q6_k") else 384)
     return Workload(
         name=f"{model.name}-gemv-{name}-{projection}-m{m}-fp16",
         op="dequant_gemv",
         size=f"{m} x {k} with {n} x {k}",
         problem=lambda: gemv(packed_weight(*PACKED[name], n, k, FLOAT16), m),
-        check_problem=lambda: gemv(packed_weight(*PACKED[name], *small, FLOAT16), m),
+        check_problem=lambda: gemv(packed_weight(*PACKED[name], *_small(name), FLOAT16), m),
         codegen_problem=lambda: gemv(packed_weight(*PACKED[name], n, k, FLOAT16), m),
     )
 
