@@ -157,23 +157,28 @@ def test_copies_hold_every_structure_of_pairs() -> None:
     assert min(seen.values()) >= 3, seen
 
 
+def count_row(seen: Counter[str], r: Any) -> None:
+    """Enter what a write or gather recipe's rows are like: their 16-byte words beside usual numbers of threads."""
+    words = r.num_kv_heads * r.head_size * DTYPES[r.dtype].itemsize / 16
+    for threads in (512, 1024):
+        seen[f"below {threads} threads"] += threads - 64 <= words < threads
+        seen[f"at {threads} threads"] += words == threads
+        seen[f"beyond {threads} threads"] += threads < words <= threads + 64
+    seen["odd head size"] += r.head_size % 2 == 1 and r.head_size > 1
+    for layout in ("halves", "hnd", "dims apart"):
+        seen[layout] += r.kv_layout == layout
+
+
 def test_writes_reach_every_launch_boundary_and_conversion() -> None:
     recipes = drawn(strategies.recipes("write_kv", everything("write_kv")), budget("write_kv"))
     seen: Counter[str] = Counter()
     for r in recipes:
-        words = r.num_kv_heads * r.head_size * DTYPES[r.dtype].itemsize / 16
-        for threads in (512, 1024):
-            seen[f"below {threads} threads"] += threads - 64 <= words < threads
-            seen[f"at {threads} threads"] += words == threads
-            seen[f"beyond {threads} threads"] += threads < words <= threads + 64
+        count_row(seen, r)
         seen["no rows"] += r.num_rows == 0
         seen["one row"] += r.num_rows == 1
         seen["padded rows"] += 0 < r.mapped < r.num_rows
         seen["skipped rows"] += r.skip_every > 1
-        seen["odd head size"] += r.head_size % 2 == 1 and r.head_size > 1
         seen["fused rows"] += r.row_layout == "fused"
-        for layout in ("halves", "hnd", "dims apart"):
-            seen[layout] += r.kv_layout == layout
         for name in QUANTISED:
             for scale in (None, "value", "scalar", "head", "computed"):
                 seen[f"{name}, scale {scale}"] += r.cache_dtype == name and r.scale == scale
@@ -193,16 +198,9 @@ def test_gathers_reach_every_launch_boundary() -> None:
     recipes = drawn(strategies.recipes("gather_kv", everything("gather_kv")), budget("gather_kv"))
     seen: Counter[str] = Counter()
     for r in recipes:
-        words = r.num_kv_heads * r.head_size * DTYPES[r.dtype].itemsize / 16
-        for threads in (512, 1024):
-            seen[f"below {threads} threads"] += threads - 64 <= words < threads
-            seen[f"at {threads} threads"] += words == threads
-            seen[f"beyond {threads} threads"] += threads < words <= threads + 64
+        count_row(seen, r)
         seen["no tokens"] += sum(r.sequences) == 0
         seen["one token"] += sum(r.sequences) == 1
-        seen["odd head size"] += r.head_size % 2 == 1 and r.head_size > 1
-        for layout in ("halves", "hnd", "dims apart"):
-            seen[layout] += r.kv_layout == layout
     assert min(seen.values()) >= 1, seen
 
 
