@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench._table import table
-from bench.workloads import LLAMA_3_8B, WORKLOADS, Model, Workload, copy_pairs, random_floats
+from bench.workloads import WORKLOADS, copy_pairs, random_floats
 from pagebench.kernels.memory_trace import SECTOR, BufferTraffic, LaunchTrace, requested_bytes, trace
 from pagebench.kernels.providers import load_provider, ops_of
 from pagebench.properties import contracts
@@ -33,7 +33,7 @@ from pagebench.reference.block_copy_write import WriteKV
 from pagebench.reference.dequant import Dequantize
 from pagebench.reference.dequant_formats import FORMATS
 from pagebench.reference.dequant_gemv import DequantGemv
-from pagebench.reference.dtypes import FLOAT16, FLOAT32, INT32
+from pagebench.reference.dtypes import INT32
 from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
@@ -55,25 +55,6 @@ SCALES = {
     "dequantize": f"{OUTPUT_FEATURES} output features",
     "dequant_gemv": f"{OUTPUT_FEATURES} output features",
 }
-
-
-def _merge_states(model: Model, tokens: int) -> MergeStates:
-    """The two halves of `tokens` tokens' attention, of one layer, whose keys weigh about the same."""
-    rng = np.random.default_rng(0)
-    shape = (tokens, model.num_query_heads, model.head_size)
-    out_a, out_b = (random_floats(rng, shape, FLOAT16) for _ in range(2))
-    lse_a, lse_b = (rng.standard_normal(shape[:2]).astype(FLOAT32) for _ in range(2))
-    return MergeStates(out_a, lse_a, out_b, lse_b)
-
-
-def _merge_workload(model: Model, tokens: int) -> Workload:
-    """Traced only: a split decode merges within its own launches, which other workloads time."""
-    problems = [lambda: _merge_states(model, tokens)] * 3
-    return Workload(f"{model.name}-merge-{tokens}-fp16", "merge_states", f"{tokens} tokens", *problems)
-
-
-_MERGE = _merge_workload(LLAMA_3_8B, 64)
-TRACED: dict[str, Workload] = {**WORKLOADS, _MERGE.name: _MERGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +94,7 @@ class Traffic:
 
 def scaled(name: str) -> Problem:
     """The workload's problem at its own lengths, but with few sequences, heads, caches or output features."""
-    problem = TRACED[name].codegen_problem()
+    problem = WORKLOADS[name].codegen_problem()
     rule: Callable[[Any], Problem] | None = _RULES.get(problem.op)
     if rule is None:
         raise ValueError(f"name must be a workload of {list(_RULES)}, got {name!r} of {problem.op}")
@@ -218,10 +199,10 @@ def measure(spec: str, name: str) -> Traffic:
     reason = provider.unavailable()
     if reason is not None:
         return Traffic(unavailable=reason)
-    if TRACED[name].op not in ops_of(provider):
-        return Traffic(rejected=f"{provider.name} has no {TRACED[name].op}")
+    if WORKLOADS[name].op not in ops_of(provider):
+        return Traffic(rejected=f"{provider.name} has no {WORKLOADS[name].op}")
     try:
-        problem, scale = scaled(name), SCALES.get(TRACED[name].op, "")
+        problem, scale = scaled(name), SCALES.get(WORKLOADS[name].op, "")
         reason = provider.rejects(problem)
         if reason is not None:
             return Traffic(scale, rejected=reason)
@@ -257,10 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; 1 when a workload failed."""
     parser = argparse.ArgumentParser(prog="python -m bench._traffic", description=__doc__.partition("\n")[0])
     parser.add_argument("--provider", required=True, help="name, MODULE:NAME or PATH.py:NAME")
-    parser.add_argument("--workload", action="append", choices=list(TRACED), help="all by default")
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="all by default")
     parser.add_argument("--out", type=Path, help="write JSON here instead of printing a table")
     chosen = parser.parse_args(arguments)
-    found = {name: measure(chosen.provider, name) for name in chosen.workload or TRACED}
+    found = {name: measure(chosen.provider, name) for name in chosen.workload or WORKLOADS}
     if chosen.out:
         chosen.out.write_text(json.dumps({name: traffic.to_json() for name, traffic in found.items()}))
     else:

@@ -35,9 +35,13 @@ LOCAL_RESULTS = ROOT / "results" / "local"  # git-ignored
 OURS = ("triton", "cupy")
 QUICK = (
     "llama-3-8b-decode-b8-s4096-block16-fp16",
+    "llama-3-8b-merge-64-fp16",
     "llama-3-8b-copy-64x16-fp16",
+    "llama-3-8b-swap-64x16-fp16",
+    "llama-3-8b-write-8192-e4m3-tensor",
+    "llama-3-8b-gather-b8-s4096-e4m3",
     "llama-3-8b-gptq-gate-fp16",
-    "llama-3-8b-q8_0-gate-fp16",
+    "llama-3-8b-gemv-mxfp4-gate-m1-fp16",
 )
 ARCH = 90
 HEAD = (
@@ -209,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a kernel of yours, measured beside ours: MODULE:NAME or PATH.py:NAME",
     )
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="all by default")
-    parser.add_argument("--quick", action="store_true", help="one workload per kernel")
+    parser.add_argument("--quick", action="store_true", help="one workload of each op")
     parser.add_argument("--no-codegen", action="store_true", help="leave out the sm_90 columns")
     parser.add_argument("--no-traffic", action="store_true", help="leave out the bytes requested")
     parser.add_argument("--machine", help="also measure the checked-out commit into results/asv under this name")

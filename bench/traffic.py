@@ -6,10 +6,11 @@ program, ask for counts twice, though caches may serve the second. Each workload
 
 from typing import Any
 
-from bench._traffic import SCALES, TRACED, Traffic, record
+from bench._traffic import SCALES, Traffic, record
+from bench.workloads import WORKLOADS
 
 PROVIDERS = ("triton", "cupy")
-NAMES = {f"{name} at {SCALES[workload.op]}": name for name, workload in TRACED.items() if workload.op in SCALES}
+NAMES = {f"{name} at {SCALES[workload.op]}": name for name, workload in WORKLOADS.items() if workload.op in SCALES}
 
 
 class Ratio:

@@ -21,6 +21,7 @@ from pagebench.reference.dequant_formats import FORMATS
 from pagebench.reference.dequant_gemv import DequantGemv
 from pagebench.reference.dequant_layout import ArraySpec
 from pagebench.reference.dtypes import BFLOAT16, FLOAT8_E4M3FN, FLOAT16, FLOAT32, INT8, INT32, Array
+from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
 
@@ -84,6 +85,15 @@ def decode(
         query_start=np.arange(batch + 1, dtype=INT32),
         scale=model.head_size**-0.5,
     )
+
+
+def merge_states(model: Model, tokens: int, dtype: np.dtype[Any], seed: int = 0) -> MergeStates:
+    """Attention of `tokens` tokens of one layer over two sets of keys that weigh about the same."""
+    rng = np.random.default_rng(seed)
+    shape = (tokens, model.num_query_heads, model.head_size)
+    out_a, out_b = (random_floats(rng, shape, dtype) for _ in range(2))
+    lse_a, lse_b = (rng.standard_normal(shape[:2]).astype(FLOAT32) for _ in range(2))
+    return MergeStates(out_a, lse_a, out_b, lse_b)
 
 
 def copy_blocks(
@@ -229,6 +239,17 @@ def _same_table(problem: PagedAttention, width: int) -> PagedAttention:
     return dataclasses.replace(problem, block_table=wide, seq_lens=lengths)
 
 
+def _merge_workload(model: Model, tokens: int) -> Workload:
+    return Workload(
+        name=f"{model.name}-merge-{tokens}-fp16",
+        op="merge_states",
+        size=f"{tokens} tokens",
+        problem=lambda: merge_states(model, tokens, FLOAT16),
+        check_problem=lambda: merge_states(model, 5, FLOAT16),
+        codegen_problem=lambda: merge_states(model, tokens, FLOAT16),
+    )
+
+
 def _copy_workload(
     model: Model, pairs: int, how: str = "apart", block_size: int = 16, dtype: np.dtype[Any] = FLOAT16
 ) -> Workload:
@@ -351,6 +372,8 @@ WORKLOADS: dict[str, Workload] = {
         _decode_workload(LLAMA_3_8B, 8, 32768, dtype=BFLOAT16),
         _decode_workload(LLAMA_2_13B, 8, 4096),
         _decode_workload(QWEN2_5_7B, 8, 4096),
+        _merge_workload(LLAMA_3_8B, 64),
+        _merge_workload(LLAMA_3_8B, 8192),
         _copy_workload(LLAMA_3_8B, 64),
         _copy_workload(LLAMA_2_13B, 64),
         _copy_workload(QWEN2_5_7B, 64),

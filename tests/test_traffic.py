@@ -41,11 +41,6 @@ SCALES_AGAIN = {
     ("triton", "gptq"): 1.16,  # a step of 32 rows reads the scales of a group of 128 again, and g_idx for 128 features
     ("triton", "awq"): 1.13,  # the same
     ("cupy", "gptq"): 1.14,  # g_idx for every 64 features
-    # Once for each run of 8 weights under one scale. NVRTC unrolls the runs and loads it once, g++ does not; that of
-    # int8 stands behind a branch, and NVRTC loads it for each run too.
-    ("cupy", "mxfp4"): 1.19,
-    ("cupy", "nvfp4"): 1.15,
-    ("cupy", "int8-channel"): 1.14,
 }
 
 
@@ -119,14 +114,14 @@ def test_swapping_blocks_launches_no_kernel_of_ours() -> None:
 def test_every_op_of_ours_is_tracked() -> None:
     ops = {"paged_attention", "merge_states", "copy_blocks", "swap_blocks", "write_kv", "gather_kv", "dequantize"}
     ops.add("dequant_gemv")
-    assert {_traffic.TRACED[name].op for name in traffic.NAMES.values()} == ops
+    assert {WORKLOADS[name].op for name in traffic.NAMES.values()} == ops
     assert all(set(ops_of(provider_of(name))) <= ops for name in SCRATCH)
 
 
-@pytest.mark.parametrize("name", _traffic.TRACED)
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_keeps_its_lengths(name: str) -> None:
-    assert _traffic.TRACED[name].op in _traffic.SCALES
-    full, problem = _traffic.TRACED[name].codegen_problem(), _traffic.scaled(name)
+    assert WORKLOADS[name].op in _traffic.SCALES
+    full, problem = WORKLOADS[name].codegen_problem(), _traffic.scaled(name)
     kept = {
         "paged_attention": lambda p: (p.block_table.shape[1], p.block_size, p.head_size, int(p.seq_lens[0]), p.group),
         "merge_states": lambda p: (p.num_heads, p.head_size, p.out_a.dtype),
