@@ -49,9 +49,9 @@ dequantize_rows(void* out, int kind, int wide, long long k, int tiles, int tile,
 #pragma unroll 2
   for (int run = threadIdx.x; run * RUN < count; run += blockDim.x) {
     const int i = run * RUN;
-    float values[RUN];
-    format.decode(bytes_of_tile, run / 4u * 32, run % 4, row, begin + i / 32 * 32, values);
-    store_run(out, kind, row * k + begin + i, count - i, wide, values);
+    float values[1][RUN];
+    format.template decode<1>(bytes_of_tile, run / 4u * 32, run % 4, row, begin + i / 32 * 32, values);
+    store_run(out, kind, row * k + begin + i, count - i, wide, values[0]);
   }
 }
 

@@ -2,10 +2,11 @@
 // are in dequant_gguf.cuh, those packed across rows in dequant_columns.cuh.
 //
 // A format is a struct with `first_byte` and `last_byte`, where the weights from a column on begin and those before a
-// column end in the bytes of a row, and `decode`: one run of eight weights as float32. `tile` holds staged bytes, those of
-// weights from a column on. The run is number `run` of the four of 32 weights that begin `base` behind that column, base a
-// multiple of 32, in `row` of the weight from `column` on: what depends on base alone is worked out once for several runs.
-// Columns of a run beyond the row's end may decode to anything, and read no memory of their own.
+// column end in the bytes of a row, and `decode`: RUNS runs, one or all four of 32 weights, of eight weights each as float32.
+// `tile` holds staged bytes, those of weights from a column on. The first run is number `run` of the four of 32 weights
+// that begin `base` behind that column, base a multiple of 32, in `row` of the weight from `column` on: what depends on
+// base alone is worked out, and loaded, once for several runs. Columns of a run beyond the row's end may decode to
+// anything, and read no memory of their own.
 #pragma once
 
 #include "dequant_common.cuh"
@@ -22,16 +23,16 @@ struct Dense {
   }
 };
 
-// The group of a run of the 32 columns from `column` on, and whether the whole run is in it.
+// The group of a run of the 32 columns from `column` on, and whether the whole run is in it, or all 32.
 struct Group {
   long long index;
-  bool whole;
+  bool whole, all;
 
   __device__ Group(const Params& p, long long column, unsigned run) {
     const unsigned first = static_cast<unsigned>(column), size = static_cast<unsigned>(p.group);
     index = first / size;  // of all four, as a rule
-    whole = first % size + 32 <= size;
-    if (whole) return;
+    whole = all = first % size + 32 <= size;
+    if (all) return;
     index = (first + RUN * run) / size;
     whole = (first + RUN * run) % size + RUN <= size;
   }
@@ -59,53 +60,83 @@ __device__ __forceinline__ float e8m0(unsigned byte) {
   return __uint_as_float(byte == 0 ? 0x00400000u : byte << 23);
 }
 
+// The scale and zero point that a thread used last: of a whole row, where a channel has one.
+struct Known {
+  long long group = -1;
+  float scale, raised_zero;
+};
+
 // weight uint8 [n, k], scale float32. number * scale. mode: 1 for e5m2.
 struct Fp8 : Dense<1, 1> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
-    unsigned bytes[2];
-    tile.read(base + RUN * run, bytes);
+  Known known;
+  template <int RUNS>
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                         float (&values)[RUNS][RUN]) {
     const Group group(p, column, 0);  // 128 columns, or all
-    const float scale = p.arrays.at<float>(0, row >> p.row_shift, group.index);
+    if (group.index != known.group) {
+      known.group = group.index;
+      known.scale = p.arrays.at<float>(0, row >> p.row_shift, group.index);
+    }
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-      const unsigned byte = byte_of(bytes, i);
-      values[i] = __fmul_rn(p.mode ? e5m2(byte) : e4m3(byte), scale);
+    for (int r = 0; r < RUNS; ++r) {
+      unsigned bytes[2];
+      tile.read(base + RUN * (run + r), bytes);
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) {
+        const unsigned byte = byte_of(bytes, i);
+        values[r][i] = __fmul_rn(p.mode ? e5m2(byte) : e4m3(byte), known.scale);
+      }
     }
   }
 };
 
-// scale * (q - zero), where values hold 2^23 + q + `bias` and `zero` gives a zero point.
-template <typename Zero>
-__device__ __forceinline__ void affine(const Params& p, long long row, long long column, unsigned run, int bias, bool to_odd,
-                                       float (&values)[RUN], Zero zero) {
-  const Group group(p, column, run);
-  const auto weight = [&](float scale, float raised_zero, float raised_q) {
-    const float q = __fsub_rn(raised_q, raised_zero);
-    return to_odd ? multiply_to_odd(scale, q) : __fmul_rn(scale, q);
+// scale * (q - zero), where values hold 2^23 + q + `bias` and `zero` gives a zero point. A scale is loaded when the group
+// changes; all of a thread's runs are of one row.
+template <int RUNS, typename Zero>
+__device__ __forceinline__ void affine(const Params& p, Known& known, long long row, long long column, unsigned run,
+                                       int bias, bool to_odd, float (&values)[RUNS][RUN], Zero zero) {
+  const auto load = [&](long long group) {
+    if (group == known.group) return;
+    known.group = group;
+    known.scale = p.arrays.number(0, row, group, p.scale_kind), known.raised_zero = raised(zero(group) + bias);
   };
-  float scale = p.arrays.number(0, row, group.index, p.scale_kind), raised_zero = raised(zero(group.index) + bias);
-  if (group.whole) {
-#pragma unroll
-    for (int i = 0; i < RUN; ++i) values[i] = weight(scale, raised_zero, values[i]);
-    return;
-  }
+  const auto weight = [&](float raised_q) {
+    const float q = __fsub_rn(raised_q, known.raised_zero);
+    return to_odd ? multiply_to_odd(known.scale, q) : __fmul_rn(known.scale, q);
+  };
+  const Group first(p, column, run);
   const unsigned last = static_cast<unsigned>(p.k - 1);
 #pragma unroll
-  for (int i = 0; i < RUN; ++i) {
-    const unsigned index = min(static_cast<unsigned>(column) + RUN * run + i, last) / static_cast<unsigned>(p.group);
-    scale = p.arrays.number(0, row, index, p.scale_kind), raised_zero = raised(zero(index) + bias);
-    values[i] = weight(scale, raised_zero, values[i]);
+  for (int r = 0; r < RUNS; ++r) {
+    const Group group = RUNS == 1 || first.all ? first : Group(p, column, run + r);
+    if (group.whole) {
+      if (r == 0 || !first.all) load(group.index);
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) values[r][i] = weight(values[r][i]);
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+      load(min(static_cast<unsigned>(column) + RUN * (run + r) + i, last) / static_cast<unsigned>(p.group));
+      values[r][i] = weight(values[r][i]);
+    }
   }
 }
 
 // weight int8 [n, k], scale float32, zero_point int8 like it or absent. mode: 1 with zero points, 2 to round to odd.
 struct Int8 : Dense<1, 1> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
-    unsigned bytes[2];
-    tile.read(base + RUN * run, bytes);
+  Known known;
+  template <int RUNS>
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                         float (&values)[RUNS][RUN]) {
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) values[i] = raised_byte(bytes[i / 4] ^ 0x80808080u, i % 4);  // q + 128
-    affine(p, row, column, run, 128, p.mode & 2, values,
+    for (int r = 0; r < RUNS; ++r) {
+      unsigned bytes[2];
+      tile.read(base + RUN * (run + r), bytes);
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) values[r][i] = raised_byte(bytes[i / 4] ^ 0x80808080u, i % 4);  // q + 128
+    }
+    affine(p, known, row, column, run, 128, p.mode & 2, values,
            [&](long long group) { return p.mode & 1 ? p.arrays.at<signed char>(1, row, group) : 0; });
   }
 };
@@ -114,21 +145,27 @@ struct Int8 : Dense<1, 1> {
 // with zero points, + 32 to round to odd.
 struct PackQuantized {
   Params p;
+  Known known;
   __device__ int bits() const { return p.mode & 15; }
   __device__ long long first_byte(long long row, long long column) const { return column / 8 * bits(); }
   __device__ long long last_byte(long long row, long long column) const { return (column * bits() + 7) / 8; }
 
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
-    unsigned words[2];
-    tile.read((base / RUN + run) * bits(), words);
+  template <int RUNS>
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                         float (&values)[RUNS][RUN]) {
     const unsigned mask = (1u << bits()) - 1;
-    unsigned long long string = static_cast<unsigned long long>(words[1]) << 32 | words[0];
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-      values[i] = raised(static_cast<unsigned>(string) & mask);
-      string >>= bits();
+    for (int r = 0; r < RUNS; ++r) {
+      unsigned words[2];
+      tile.read((base / RUN + run + r) * bits(), words);
+      unsigned long long string = static_cast<unsigned long long>(words[1]) << 32 | words[0];
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) {
+        values[r][i] = raised(static_cast<unsigned>(string) & mask);
+        string >>= bits();
+      }
     }
-    affine(p, row, column, run, 0, p.mode & 32, values, [&](long long group) { return zero(row, group); });
+    affine(p, known, row, column, run, 0, p.mode & 32, values, [&](long long group) { return zero(row, group); });
   }
 
   __device__ int zero(long long row, long long group) const {
@@ -143,26 +180,39 @@ struct PackQuantized {
 
 // blocks uint8 [n, k/32, 16], scales uint8 [n, k/32]. number * scale, exact.
 struct Mxfp4 : Dense<2, 1> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
-    const unsigned word = tile.word(base / 2 + RUN / 2 * run);
+  template <int RUNS>
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                         float (&values)[RUNS][RUN]) const {
     const float scale = e8m0(p.arrays.at<unsigned char>(0, row, column >> 5));
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) values[i] = __fmul_rn(e2m1(word >> 4 * i & 15), scale);
+    for (int r = 0; r < RUNS; ++r) {
+      const unsigned word = tile.word(base / 2 + RUN / 2 * (run + r));
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) values[r][i] = __fmul_rn(e2m1(word >> 4 * i & 15), scale);
+    }
   }
 };
 
 // weight_packed uint8 [n, k/2], weight_scale e4m3 [n, k/16], global_scale float32. (number * scale) * global, the first
 // product exact. mode: 1 to divide, 2 for swizzled scales, 4 for number * (scale * global).
 struct Nvfp4 : Dense<2, 1> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
-    const unsigned word = tile.word(base / 2 + RUN / 2 * run);
+  template <int RUNS>
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                         float (&values)[RUNS][RUN]) const {
     const float common = p.arrays.at<float>(1, 0, 0);
-    const float stored = e4m3(block_scale(row, (column >> 4) + run / 2));
-    const float scale = p.mode & 4 ? together(stored, common) : stored;
+    float scale = 0;
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-      values[i] = __fmul_rn(e2m1(word >> 4 * i & 15), scale);
-      if (!(p.mode & 4)) values[i] = together(values[i], common);
+    for (int r = 0; r < RUNS; ++r) {
+      const unsigned word = tile.word(base / 2 + RUN / 2 * (run + r));
+      if (r % 2 == 0) {  // two runs share a scale, and `run` is even where there are several
+        scale = e4m3(block_scale(row, (column >> 4) + (run + r) / 2));
+        if (p.mode & 4) scale = together(scale, common);
+      }
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) {
+        values[r][i] = __fmul_rn(e2m1(word >> 4 * i & 15), scale);
+        if (!(p.mode & 4)) values[r][i] = together(values[r][i], common);
+      }
     }
   }
   __device__ float together(float value, float common) const {
@@ -196,7 +246,14 @@ struct Bits4 {
   __device__ long long first_byte(long long row, long long column) const { return (row * p.k + column) / 2; }
   __device__ long long last_byte(long long row, long long column) const { return (row * p.k + column + 1) / 2; }
 
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column, float (&values)[RUN]) const {
+  template <int RUNS>
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                         float (&values)[RUNS][RUN]) const {
+#pragma unroll
+    for (int r = 0; r < RUNS; ++r) decode_run(tile, base, run + r, row, column, values[r]);
+  }
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                             float (&values)[RUN]) const {
     const unsigned first = base + RUN * run;
     const long long flat = row * p.k + column + RUN * run;
     const unsigned nibble = first + static_cast<unsigned>((flat - first) & 1);  // the tile begins with a whole byte

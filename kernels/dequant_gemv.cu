@@ -168,44 +168,35 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     const Staged segment{reinterpret_cast<const unsigned*>(staged), static_cast<unsigned>((buffer * FEATURES + g) * pitch + 16) + start};
     for (int step = warp; step * LANES_K < count; step += warps) {
       const int at = (step * 4 + t) * RUNS * RUN;
-      const auto decode = [&](int run, float(&values)[RUN]) {
-        const int first = at + RUN * run;
+      float values[RUNS][RUN];
+      if (live && at + RUNS * RUN <= count) {
+        format.template decode<RUNS>(segment, at, 0, row, from + at, values);
+      } else {
 #pragma unroll
-        for (int i = 0; i < RUN; ++i) values[i] = 0;
-        if (!live || first >= count) return;
-        format.decode(segment, at, run, row, from + at, values);
-        if (first + RUN > count) {
+        for (int run = 0; run < RUNS; ++run) {
+          float some[1][RUN] = {};
+          const int first = at + RUN * run;
+          if (live && first < count) format.template decode<1>(segment, at, run, row, from + at, some);
 #pragma unroll
-          for (int i = 0; i < RUN; ++i) values[i] = first + i < count ? values[i] : 0.0f;
+          for (int i = 0; i < RUN; ++i) values[run][i] = first + i < count ? some[0][i] : 0.0f;
         }
-      };
+      }
       if constexpr (MATRIX) {
-        float values[RUNS][RUN];
-        if (live && at + RUNS * RUN <= count) {  // without branches, so that runs share what they have in common
-#pragma unroll
-          for (int run = 0; run < RUNS; ++run)
-            format.decode(segment, at, run, row, from + at, values[run]);
-        } else {
-#pragma unroll
-          for (int run = 0; run < RUNS; ++run) decode(run, values[run]);
-        }
         if (kind == kHalf) {
           multiply_runs<__half>(acc, input, g, from + at, values);
         } else {
           multiply_runs<__nv_bfloat16>(acc, input, g, from + at, values);
         }
       } else {
-#pragma unroll 1
+#pragma unroll
         for (int run = 0; run < RUNS; ++run) {
-          float values[RUN];
-          decode(run, values);
 #pragma unroll
           for (int r = 0; r < X_ROWS; ++r) {
             if (r < rows) {
               float numbers[RUN];
               input.floats(r, from + at + RUN * run, numbers);
 #pragma unroll
-              for (int i = 0; i < RUN; ++i) acc[r] = __fmaf_rn(values[i], numbers[i], acc[r]);
+              for (int i = 0; i < RUN; ++i) acc[r] = __fmaf_rn(values[run][i], numbers[i], acc[r]);
             }
           }
         }

@@ -7,9 +7,16 @@
 
 namespace pb {
 
-template <int ELEMENTS, int BYTES>
+// Self::decode_run decodes one run; what it does for the whole block alone, compilers do once for four.
+template <typename Self, int ELEMENTS, int BYTES>
 struct Gguf {
   Params p;
+  template <int RUNS>
+  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long,
+                         float (&values)[RUNS][RUN]) const {
+#pragma unroll
+    for (int r = 0; r < RUNS; ++r) static_cast<const Self*>(this)->decode_run(tile, base, run + r, values[r]);
+  }
   __device__ long long first_byte(long long row, long long column) const { return column / ELEMENTS * BYTES; }
   __device__ long long last_byte(long long row, long long column) const { return column / ELEMENTS * BYTES; }
   __device__ static Staged block(const Staged& tile, unsigned base) { return tile.from(base / ELEMENTS * BYTES); }
@@ -22,8 +29,8 @@ __device__ __forceinline__ void raised_nibbles(const unsigned (&bytes)[2], unsig
 }
 
 // d, qs[16]: byte j holds elements j and, high, j + 16. d * (q - 8), exact.
-struct Q4Zero : Gguf<32, 18> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+struct Q4Zero : Gguf<Q4Zero, 32, 18> {
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const float d = block.half(0);
     unsigned qs[2];
@@ -35,8 +42,8 @@ struct Q4Zero : Gguf<32, 18> {
 };
 
 // d, m, qs[16]. d * q + m.
-struct Q4One : Gguf<32, 20> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+struct Q4One : Gguf<Q4One, 32, 20> {
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const float d = block.half(0), m = block.half(2);
     unsigned qs[2];
@@ -48,8 +55,8 @@ struct Q4One : Gguf<32, 20> {
 };
 
 // d, qh[4], qs[16]; bit i of qh is the fifth bit of element i. d * (q - 16), exact.
-struct Q5Zero : Gguf<32, 22> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+struct Q5Zero : Gguf<Q5Zero, 32, 22> {
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const float d = block.half(0);
     const unsigned high = block.byte(2 + run);
@@ -65,8 +72,8 @@ struct Q5Zero : Gguf<32, 22> {
 };
 
 // d, qs[32] int8. d * q, exact.
-struct Q8Zero : Gguf<32, 34> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+struct Q8Zero : Gguf<Q8Zero, 32, 34> {
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const float d = block.half(0);
     unsigned qs[2];
@@ -96,8 +103,8 @@ struct MinScales {
 };
 
 // d, dmin, scales[12], qs[128]: bytes 32c ... hold sub-block 2c and, high, 2c + 1. d * scale * q - dmin * minimum.
-struct Q4K : Gguf<256, 144> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+struct Q4K : Gguf<Q4K, 256, 144> {
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const unsigned sub = base % 256 / 32;
     const MinScales scales(block, sub);
@@ -110,8 +117,8 @@ struct Q4K : Gguf<256, 144> {
 };
 
 // d, dmin, scales[12], qh[32], qs[128]: as Q4_K, and bit s of qh[l] is the fifth bit of element l of sub-block s.
-struct Q5K : Gguf<256, 176> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+struct Q5K : Gguf<Q5K, 256, 176> {
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const unsigned sub = base % 256 / 32;
     const MinScales scales(block, sub);
@@ -127,8 +134,8 @@ struct Q5K : Gguf<256, 176> {
 
 // ql[128], qh[64], scales[16] int8, d. d * scale * (q - 32), exact. Element 32g + l of a half of 128: the low (g < 2) or
 // high nibble of ql[32 * (g % 2) + l], and above it bits 2g and 2g + 1 of qh[l].
-struct Q6K : Gguf<256, 210> {
-  __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long, float (&values)[RUN]) const {
+struct Q6K : Gguf<Q6K, 256, 210> {
+  __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const unsigned half = base % 256 / 128, g = base % 128 / 32;
     const unsigned scale = block.byte(192 + base % 256 / 16 + run / 2) ^ 128;
