@@ -53,8 +53,9 @@ SCALES = {
     "write_kv": f"{TOKENS} tokens",
     "gather_kv": f"batch 1, at most {KV_HEADS} KV heads",
     "dequantize": f"{OUTPUT_FEATURES} output features",
-    "dequant_gemv": f"{OUTPUT_FEATURES} output features",
+    "dequant_gemv": f"{OUTPUT_FEATURES} output features, x apart",
 }
+X = "x"  # a fused product's: small, and asked of the caches again for every tile of output features
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Traffic:
 
     scale: str = ""
     bytes_moved: int = 0
+    x_bytes: int = 0  # of those, of a fused product's x
     launches: tuple[LaunchTrace, ...] = field(default=())
     unavailable: str | None = None
     rejected: str | None = None
@@ -70,14 +72,24 @@ class Traffic:
 
     @property
     def ratio(self) -> float:
-        """Bytes requested over the fewest possible, scratch counted."""
-        return requested_bytes(self.launches) / self.bytes_moved
+        """Bytes requested over the fewest possible, scratch counted; without a fused product's x."""
+        return requested_bytes(self.launches, without=self._apart) / (self.bytes_moved - self.x_bytes)
 
     @property
     def sector_ratio(self) -> float:
-        """Bytes of the sectors requested, atomics once, over the fewest bytes possible."""
-        sectors = sum(buffer.sectors_requested for launch in self.launches for buffer in launch.buffers.values())
-        return SECTOR * sectors / self.bytes_moved
+        """Bytes of the sectors requested, atomics once, over the fewest bytes possible; without a fused product's x."""
+        buffers = [buffer for launch in self.launches for buffer in launch.buffers.values()]
+        sectors = sum(buffer.sectors_requested for buffer in buffers if buffer.name not in self._apart)
+        return SECTOR * sectors / (self.bytes_moved - self.x_bytes)
+
+    @property
+    def x_ratio(self) -> float:
+        """Bytes requested of a fused product's x over its bytes: how often it is read."""
+        return requested_bytes(self.launches, only=self._apart) / self.x_bytes
+
+    @property
+    def _apart(self) -> tuple[str, ...]:
+        return (X,) if self.x_bytes else ()
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -212,7 +224,8 @@ def measure(spec: str, name: str) -> Traffic:
         return Traffic(error=traceback.format_exc())
     if not launches:
         return Traffic(scale, rejected=f"{provider.name} launched no Triton or CUDA C++ kernel for {problem.op}")
-    return Traffic(scale, problem.bytes_moved(), tuple(launches))
+    apart = isinstance(problem, DequantGemv) and any(X in launch.buffers for launch in launches)
+    return Traffic(scale, problem.bytes_moved(), problem.x.nbytes if apart else 0, tuple(launches))
 
 
 HEAD = ("workload", "kernel", "buffer", "loaded", "stored", "atomic", "of fewest", "sectors/request", "sectors")
@@ -230,6 +243,8 @@ def rows(name: str, traffic: Traffic) -> list[tuple[str, ...]]:
             figures = (buffer.loaded_bytes, buffer.stored_bytes, buffer.atomic_bytes, share)
             coalescing = f"{buffer.sectors_per_request:.1f}"
             lines.append((name, launch.kernel, buffer.name, *map(str, figures), coalescing, str(buffer.sectors)))
+    if traffic.x_bytes:
+        lines.append((name, "", "times that x is read", "", "", "", f"{traffic.x_ratio:.4f}", "", ""))
     lines.append((name, traffic.scale, "all", "", "", "", f"{traffic.ratio:.4f}", f"x{traffic.sector_ratio:.4f}", ""))
     return lines
 

@@ -1,7 +1,8 @@
 """Bytes and sectors that every kernel requests, on any machine: exact figures, lower is better, no tolerance.
 
 Over `Problem.bytes_moved()`, the fewest that any kernel must move. A byte that two programs, or two requests of one
-program, ask for counts twice, though caches may serve the second. Each workload is scaled as its name here says.
+program, ask for counts twice, though caches may serve the second. Each workload is scaled as its name here says. The x
+of a fused product, which every tile of output features asks for again, is a series of its own.
 """
 
 from typing import Any
@@ -12,16 +13,17 @@ from bench.workloads import WORKLOADS
 PROVIDERS = ("triton", "cupy")
 NAMES = {f"{name} at {SCALES[workload.op]}": name for name, workload in WORKLOADS.items() if workload.op in SCALES}
 
+Figures = tuple[float, float, float] | tuple[type[Exception], str]
 
-class Ratio:
+
+class _Traced:
     """Traced runs of each workload, which are held to the reference meanwhile."""
 
-    params = (PROVIDERS, tuple(NAMES))
     param_names = ("provider", "workload")
     timeout = 3600.0
 
-    def setup_cache(self) -> dict[tuple[str, str], tuple[float, float] | tuple[type[Exception], str]]:
-        """Both ratios, or what `setup` shall raise, by provider and workload; traced once for a commit."""
+    def setup_cache(self) -> dict[tuple[str, str], Figures]:
+        """The ratios, or what `setup` shall raise, by provider and workload; traced once for a commit."""
         return {
             (provider, label): _figures(traffic)
             for provider in PROVIDERS
@@ -31,9 +33,15 @@ class Ratio:
     setup_cache.timeout = 3600.0  # type: ignore[attr-defined]  # where asv looks for it
 
     def setup(self, results: Any, provider: str, workload: str) -> None:
-        first, second = results[provider, workload]
-        if isinstance(first, type):
-            raise first(second)
+        found = results[provider, workload]
+        if isinstance(found[0], type):
+            raise found[0](found[1])
+
+
+class Ratio(_Traced):
+    """What is asked for, over the least."""
+
+    params = (PROVIDERS, tuple(NAMES))
 
     def track_bytes(self, results: Any, provider: str, workload: str) -> float:
         return float(results[provider, workload][0])
@@ -47,9 +55,21 @@ class Ratio:
     track_bytes.version = track_sectors.version = "1"  # type: ignore[attr-defined]
 
 
-def _figures(traffic: Traffic) -> tuple[float, float] | tuple[type[Exception], str]:
+class FusedX(_Traced):
+    """How often a fused product asks for its x: once for each tile of output features that a program holds."""
+
+    params = (PROVIDERS, tuple(label for label, name in NAMES.items() if WORKLOADS[name].op == "dequant_gemv"))
+
+    def track_reads(self, results: Any, provider: str, workload: str) -> float:
+        return float(results[provider, workload][2])
+
+    track_reads.unit = "bytes requested of x / bytes of x"  # type: ignore[attr-defined]
+    track_reads.version = "1"  # type: ignore[attr-defined]
+
+
+def _figures(traffic: Traffic) -> Figures:
     if traffic.launches:
-        return traffic.ratio, traffic.sector_ratio
+        return traffic.ratio, traffic.sector_ratio, traffic.x_ratio if traffic.x_bytes else 0.0
     if traffic.error:
         return RuntimeError, traffic.error
     return NotImplementedError, traffic.unavailable or traffic.rejected or ""  # n/a, so that the series survives

@@ -140,10 +140,23 @@ def test_a_process_of_its_own_says_the_same() -> None:
     (found,) = _traffic.record("cupy", [name]).values()
     assert found == _traffic.measure("cupy", name)
     assert found.scale == "batch 1, at most 8 KV heads"
-    assert traffic._figures(found) == (found.ratio, found.sector_ratio)
+    assert traffic._figures(found) == (found.ratio, found.sector_ratio, 0.0)
     *lines, last = _traffic.rows(name, found)
     assert {line[1].split("<")[0] for line in lines} == {"paged_attention", "reduce_splits"}
     assert last[6] == f"{found.ratio:.4f}"
+
+
+def test_the_x_of_a_fused_product_is_a_figure_of_its_own() -> None:
+    """Read again for every tile of output features: beside the packed bytes it would hide what they cost."""
+    found = _traffic.measure("cupy", "llama-3-8b-gemv-mxfp4-gate-m1-fp16")
+    x, everything = 2 * 4096, requested_bytes(found.launches)
+    read = requested_bytes(found.launches, only=("x",))
+    assert found.x_bytes == x <= read
+    assert found.x_ratio == read / x
+    assert found.ratio == (everything - read) / (found.bytes_moved - x)
+    assert traffic._figures(found) == (found.ratio, found.sector_ratio, found.x_ratio)
+    assert ["times that x is read" in line for line in _traffic.rows("", found)].count(True) == 1
+    assert _traffic.Traffic.from_json(found.to_json()) == found
 
 
 def test_what_did_not_run_is_told_apart() -> None:
