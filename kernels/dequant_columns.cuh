@@ -195,8 +195,8 @@ struct Awq {
   __device__ void row(const Codes& codes, int i, int row, float (&values)[RUN]) {
     const auto slot = [](int j) { return j / 2 + j % 2 * 4; };
     if (static_cast<unsigned>(row) >= next_group) {
-      const unsigned size = static_cast<unsigned>(scales.p.group), group = static_cast<unsigned>(row) / size;
-      next_group = (group + 1) * size;
+      const unsigned size = static_cast<unsigned>(scales.p.group), group = size ? static_cast<unsigned>(row) / size : 0;
+      next_group = size ? (group + 1) * size : ~0u;
       scales.load(group, slot);
     }
 #pragma unroll

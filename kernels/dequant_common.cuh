@@ -33,8 +33,8 @@ struct Arrays {
   }
 };
 
-// What a decoder knows beside the arrays. k: weights of a row. group: consecutive weights of a row under one scale.
-// row_shift: a scale serves 2^row_shift rows. mode: the format's own flags. scale_kind: type of scales that have several.
+// What a decoder knows beside the arrays. k: weights of a row. group: consecutive weights of a row under one scale, 0 for
+// all.// row_shift: a scale serves 2^row_shift rows. mode: the format's own flags. scale_kind: type of scales that have several.
 struct Params {
   Arrays arrays;
   long long k;

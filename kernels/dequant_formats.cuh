@@ -29,12 +29,17 @@ struct Group {
   bool whole, all;
 
   __device__ Group(const Params& p, long long column, unsigned run) {
-    const unsigned first = static_cast<unsigned>(column), size = static_cast<unsigned>(p.group);
-    index = first / size;  // of all four, as a rule
-    whole = all = first % size + 32 <= size;
+    index = 0, whole = all = true;
+    if (p.group == 0) return;
+    index = of(p, column);  // of all four, as a rule
+    all = column + 32 <= (index + 1) * p.group;
     if (all) return;
-    index = (first + RUN * run) / size;
-    whole = (first + RUN * run) % size + RUN <= size;
+    index = of(p, column + RUN * run);
+    whole = column + RUN * run + RUN <= (index + 1) * p.group;
+  }
+  __device__ static long long of(const Params& p, long long column) {
+    if (column >> 32) return column / p.group;  // slow, and rows as long are rare
+    return static_cast<unsigned>(column) / static_cast<unsigned>(p.group);
   }
 };
 
@@ -105,7 +110,6 @@ __device__ __forceinline__ void affine(const Params& p, Known& known, long long 
     return to_odd ? multiply_to_odd(known.scale, q) : __fmul_rn(known.scale, q);
   };
   const Group first(p, column, run);
-  const unsigned last = static_cast<unsigned>(p.k - 1);
 #pragma unroll
   for (int r = 0; r < RUNS; ++r) {
     const Group group = RUNS == 1 || first.all ? first : Group(p, column, run + r);
@@ -117,7 +121,7 @@ __device__ __forceinline__ void affine(const Params& p, Known& known, long long 
     }
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
-      load(min(static_cast<unsigned>(column) + RUN * (run + r) + i, last) / static_cast<unsigned>(p.group));
+      load(Group::of(p, min(column + RUN * (run + r) + i, p.k - 1)));
       values[r][i] = weight(values[r][i]);
     }
   }

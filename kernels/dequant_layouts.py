@@ -16,7 +16,8 @@ from pagebench.reference.dtypes import COMPUTE_DTYPES, FLOAT32
 KINDS = {dtype: np.int32(kind) for kind, dtype in enumerate(COMPUTE_DTYPES)}  # as in dequant_common.cuh
 UNIT = 256  # weights; every format's blocks fit into it
 STAGE_PAD = 48  # as in dequant_common.cuh
-_ALL = 1 << 30  # more weights than a row has: one group
+_ALL = 0  # as a group: the whole row
+_INNER = 1 << 30  # bytes of a row that lie evenly, a part of it only for `Bytes`, which has a shift for them
 _NONE = (None, np.int64(0), np.int64(0))
 
 # Contracts that give the same bits as `exact`: scales of 16 bits times small integers are exact in float32 too.
@@ -25,7 +26,7 @@ _EXACT = ("exact", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """group: weights along k under one scale (for NF4 and FP4 its logarithm). row_shift: a scale serves 2^row_shift
+    """group: weights along k under one scale, 0 for all (for NF4 and FP4 its logarithm). row_shift: a scale serves 2^row_shift
     rows."""
 
     mode: int = 0
@@ -205,7 +206,7 @@ def _triple(array: Any, format: RowFormat, joined: bool) -> tuple[Any, np.int64,
 def _bytes(array: Any, joined: bool) -> tuple[Any, ...]:
     """(array, row stride, outer stride, byte stride, log2(inner), dense) of the packed bytes; strides in bytes."""
     *outer, last = array.strides
-    inner, stride, step = _ALL, last, _ALL * last
+    inner, stride, step = _INNER, last, _INNER * last
     if array.itemsize > 1:  # words of bytes
         inner, stride, step = array.itemsize, 1, last
     elif array.ndim == 3:

@@ -21,7 +21,8 @@ def require_array(
     shape: tuple[int | None, ...] | None = None,
 ) -> None:
     """Require a NumPy array of one of `dtypes`, of `ndim` dimensions and of `shape` (None = any length)."""
-    require(isinstance(array, np.ndarray), argument, "be a NumPy array", type(array).__name__)
+    plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)  # kernels would not see the mask
+    require(plain, argument, "be a NumPy array", type(array).__name__)
     if dtypes is not None:
         require(array.dtype in dtypes, argument, f"have dtype {' or '.join(str(d) for d in dtypes)}", str(array.dtype))
     if ndim is not None:

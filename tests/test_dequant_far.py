@@ -34,13 +34,16 @@ K, N = 2304, 16_448  # along the output's rows: whole blocks of every format, an
 NEVER = 0xFFFF  # bits of a float16 that no kernel writes: NaN, where all weights are finite
 
 
-def near_and_far(format: str, *, axis: int, row: int, form: str | None = None) -> tuple[Any, Any]:
+def near_and_far(
+    format: str, *, axis: int, row: int, form: str | None = None, group_size: int | None = None
+) -> tuple[Any, Any]:
     """(a weight of FEW along `axis`, n or k, and `row` along the other; one as wide and of more than 2^31 elements).
 
     The larger's packed arrays hold those of the smaller at either end and are never touched between.
     """
     sizes = {axis: FEW, 1 - axis: row}
-    group_size = -1 if format in TRANSPOSED else 128 if format.startswith("pack") else None
+    if group_size is None:
+        group_size = -1 if format in TRANSPOSED else 128 if format.startswith("pack") else None
     options: dict[str, Any] = {} if group_size is None else {"group_size": group_size}
     small = make(format, form, shape=(sizes[0], sizes[1]), scales="normal", finite=True, dtype=FLOAT16, **options)
     sizes[axis] = FEW * ((1 << 31) // (row * FEW) + 1)
@@ -227,3 +230,13 @@ def test_cuda_weights_beyond_32_bits(format: str, form: str | None) -> None:
 @pytest.mark.parametrize("format", ["mxfp4", "awq"])
 def test_cuda_products_beyond_32_bits(format: str) -> None:
     check_gemv(format, run_cuda)
+
+
+# One row of more than 2^31 weights, which share a scale: a group is told apart from the others beyond 2^30 too.
+@ON_HOST
+@pytest.mark.parametrize(("format", "form"), [("pack_quantized_4", "symmetric"), ("int8", "group_zero")])
+def test_cuda_rows_of_one_group_beyond_32_bits(format: str, form: str) -> None:
+    small, large = near_and_far(format, axis=1, row=1, form=form, group_size=-1)
+    output = Output(small.shape[1])
+    run_cuda(large, output.make)
+    output.check(dequantize(small))

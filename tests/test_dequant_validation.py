@@ -97,3 +97,10 @@ def test_zero_point_has_the_scale_s_shape() -> None:
     what = make("int8", "channel_zero")
     with pytest.raises(ValueError, match=r"packed\['zero_point'\] must have shape \[133\], got \(\)"):
         dataclasses.replace(what, packed={**what.packed, "zero_point": np.array(0, np.int8)})
+
+
+def test_masked_arrays_are_refused() -> None:
+    """Kernels would read what the mask hides."""
+    what = make("q8_0")
+    with pytest.raises(ValueError, match="blocks'?\\]? must be a NumPy array, got 'MaskedArray'"):
+        dataclasses.replace(what, packed={"blocks": np.ma.masked_array(what.packed["blocks"])})
