@@ -182,6 +182,11 @@ def failed(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.traffic is not None and row.traffic.error
     ]
+    reasons += [
+        f"{row.provider}, {row.workload.name}: rejected, and ours reject nothing: {row.verdict.detail}"
+        for row in rows
+        if row.provider in OURS and row.verdict.status == "rejected"
+    ]
     if not any(row.verdict.status == "passed" for row in rows):
         reasons.append("nothing ran: no provider accepted any workload")
     if os.environ.get("REQUIRE_GPU") == "1" and not any(row.throughput for row in rows):
