@@ -1,7 +1,7 @@
 // The formats packed across the rows of [k, n] or along n, with scales per group of k: GPTQ and AWQ int4.
 //
-// A format is a struct with `Codes`, eight rows by eight columns of them, which a thread loads at once or reads from what
-// its warp staged, and `row`, which decodes the eight columns of one row of codes; rows come in ascending order. Scales
+// A format is a struct with `Codes`, eight rows by eight columns of them, which a thread loads at once, `StagedCodes`, which
+// it reads from what its warp staged, and `row`, which decodes the eight columns of one row of codes; rows come in ascending order. Scales
 // and zero points are loaded when the group changes. Scale * (q - zero) is exact: 11 significant bits times 5.
 //
 // `stage` copies the codes of 32 rows by 64 columns to a warp's STAGE_WORDS of shared memory; they are there after
@@ -13,6 +13,7 @@
 namespace pb {
 
 constexpr int ROWS = 8;  // of a thread's codes
+constexpr int STAGE_WORDS = 32 * 8;
 
 // Arrays: qzeros int32 [groups, n/8], scales 16-bit [groups, n], g_idx int32 [1, k]. mode: 1 if rows are loaded in
 // 16-byte words, 2 to add 1 to stored zero points.
@@ -57,7 +58,7 @@ struct CodeArray {
 
 // qweight int32 [k/8, n]: element k of a column in bits 4 (k % 8) of row k / 8.
 struct Gptq {
-  static constexpr int STAGE_WORDS = 4 * 64 + 32;  // of codes, then the groups of the rows
+  static constexpr bool BY_ROW = true;  // array 2 names the group of each row
 
   __device__ static void stage(const Params& p, const CodeArray& codes, long long row, long long column, unsigned* to,
                                int lane) {
@@ -68,27 +69,16 @@ struct Gptq {
 #pragma unroll
       for (int i = lane; i < 64; i += kWarpSize)
         if (i / 16 < rows && i % 16 * 4 < columns) cp_async16(to + 4 * i, from + i / 16 * codes.row_stride + i % 16 * 4);
-      if (lane < 2 * rows) cp_async16(to + 256 + 4 * lane, p.arrays.address<int>(2, 0, row + 4 * lane));
     } else {
       for (int i = lane; i < 256; i += kWarpSize)
         if (i / 64 < rows && i % 64 < columns)
           to[i] = static_cast<unsigned>(from[i / 64 * codes.row_stride + i % 64 * codes.column_stride]);
-      if (lane < 8 * rows) to[256 + lane] = static_cast<unsigned>(p.arrays.at<int>(2, 0, row + lane));
     }
   }
 
   struct Codes {
     unsigned words[RUN];
     int groups[ROWS];
-
-    // Those of rows 8 t ... and columns 8 g ... of what is staged.
-    __device__ void read(const unsigned* staged, int t, int g, int) {
-      const uint4* from = reinterpret_cast<const uint4*>(staged);
-      const uint4 loaded[4] = {from[16 * t + 2 * g], from[16 * t + 2 * g + 1], from[64 + 2 * t], from[64 + 2 * t + 1]};
-      const unsigned* flat = reinterpret_cast<const unsigned*>(loaded);
-#pragma unroll
-      for (int i = 0; i < RUN; ++i) words[i] = flat[i], groups[i] = static_cast<int>(flat[RUN + i]);
-    }
 
     __device__ void load(const Params& p, const CodeArray& codes, long long row, long long column) {
       if (row >= p.k || column >= codes.columns) return;
@@ -109,11 +99,28 @@ struct Gptq {
     }
   };
 
+  struct StagedCodes {
+    unsigned words[RUN];
+    const int* groups;  // stay in shared memory
+
+    // Those of rows 8 t ... and columns 8 g ... of what is staged; row_groups: of the 32 rows.
+    __device__ void read(const unsigned* staged, const int* row_groups, int t, int g, int) {
+      const uint4* from = reinterpret_cast<const uint4*>(staged) + 16 * t + 2 * g;
+      const uint4 loaded[2] = {from[0], from[1]};
+      const unsigned* flat = reinterpret_cast<const unsigned*>(loaded);
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) words[i] = flat[i];
+      groups = row_groups + 8 * t;
+    }
+  };
+
   GroupScales scales;
   __device__ Gptq(const Params& p, long long column) : scales(p, column) {}
 
-  __device__ void row(const Codes& codes, int i, int, float (&values)[RUN]) {
-    if (codes.groups[i] != scales.loaded) scales.load(codes.groups[i], [](int j) { return j; });
+  template <typename SomeCodes>
+  __device__ void row(const SomeCodes& codes, int i, int, float (&values)[RUN]) {
+    const int group = codes.groups[i];
+    if (group != scales.loaded) scales.load(group, [](int j) { return j; });
 #pragma unroll
     for (int j = 0; j < RUN; ++j) values[j] = scales.weight(codes.words[j] >> 4 * i & 15, j);
   }
@@ -137,7 +144,7 @@ __device__ __forceinline__ void transpose4(int own, unsigned (&v)[4]) {
 // qweight int32 [k, n/8]: bits 4 i of word c hold column 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]; qzeros likewise. Wide: the four
 // threads of 32 columns load four words of a row each for all of them, and exchange.
 struct Awq {
-  static constexpr int STAGE_WORDS = 32 * 8;
+  static constexpr bool BY_ROW = false;
 
   __device__ static void stage(const Params& p, const CodeArray& codes, long long row, long long column, unsigned* to,
                                int lane) {
@@ -159,7 +166,7 @@ struct Awq {
     unsigned words[ROWS];
 
     // Those of rows 8 t ..., of which there are `rows`, and columns 8 g ... of what is staged.
-    __device__ void read(const unsigned* staged, int t, int g, int rows) {
+    __device__ void read(const unsigned* staged, const int*, int t, int g, int rows) {
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
         if (i < rows) words[i] = staged[(8 * t + i) * 8 + g];
@@ -187,6 +194,8 @@ struct Awq {
       }
     }
   };
+
+  using StagedCodes = Codes;
 
   GroupScales scales;
   unsigned next_group;  // its first row

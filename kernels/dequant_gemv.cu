@@ -8,11 +8,11 @@
 //
 // `dequant_gemv_rows`: eight output features per program. Their packed bytes come through shared memory, tile by tile, by
 //   16-byte cp.async, the next tile while this one is multiplied; warps take every fourth 128 columns of a tile.
-// `dequant_gemv_columns`: 64 output features per program, eight rows by eight columns of codes per lane and step. A warp
-//   takes a piece of k of its own, so that it changes groups seldom, and keeps its next steps in flight in a ring in shared
-//   memory.
+// `dequant_gemv_columns`: a warp takes 64 output features, eight rows by eight columns of codes per lane and step, and a
+//   piece of k, whole groups of it, so that it changes groups seldom. It keeps its next steps in flight in a ring in shared
+//   memory. Where rows name their groups, these are read once for all features of a program's warps.
 //
-// MATRIX says which of the two an instance does. The warps' sums are added in shared memory. Where there are too few
+// The type of x and y says which of the two an instance does. The warps' sums are added in shared memory. Where there are too few
 // output features to fill a GPU, k is split and `dequant_gemv_sum` adds the splits' sums up in order: y does not depend on
 // timing.
 //
@@ -31,6 +31,9 @@ constexpr int RUNS = 4;        // of a lane side by side: the 32 weights that mo
 constexpr int LANES_K = RUNS * STEP;
 constexpr int PART = 2;        // rows of a lane's codes that are decoded at once in float32: more would spill
 constexpr int STAGES = 4;      // of a warp's ring of columns: three steps of 1 KB in flight
+template <typename T>
+constexpr bool kMatrix = sizeof(T) == 2;  // whether tensor cores multiply
+constexpr int CHUNK = 512;     // rows of a piece of k whose groups are in shared memory
 
 // x [m, k] from row `first` on, of at most `rows` rows; strides in elements. wide: runs are 16-byte words. Zero beyond.
 struct Input {
@@ -121,7 +124,7 @@ struct Output {
 };
 
 // Grid: features / 8, splits, m / 16. Dynamic shared memory: two stages of FEATURES rows of `pitch` bytes.
-template <typename Format, bool MATRIX>
+template <typename Format, typename T>
 __global__ void __launch_bounds__(128, 4)
 dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, long long x_row,
                   long long x_column, int x_wide, int tile, int split_tiles, int pitch, long long k, int group,
@@ -140,7 +143,7 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
   const long long feature0 = blockIdx.x * static_cast<long long>(FEATURES);
   const long long x_row0 = blockIdx.z * static_cast<long long>(X_ROWS);
   const int rows = static_cast<int>(min(m - x_row0, static_cast<long long>(X_ROWS)));
-  const long long x_offset = x_row0 * x_row * (MATRIX ? 2 : 4);
+  const long long x_offset = x_row0 * x_row * (kMatrix<T> ? 2 : 4);
   const Input input{static_cast<const char*>(x) + x_offset, x_row, x_column, k, x_wide, rows};
   const long long begin = blockIdx.y * static_cast<long long>(split_tiles) * tile;
   const long long end = min(k, begin + static_cast<long long>(split_tiles) * tile);
@@ -154,7 +157,7 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     cp_async_commit();
   };
 
-  float acc[MATRIX ? 4 : X_ROWS] = {};  // of an mma, or one for each row of x
+  float acc[kMatrix<T> ? 4 : X_ROWS] = {};  // of an mma, or one for each row of x
   int buffer = 0;
   stage(begin, 0);
   for (long long from = begin; from < end; from += tile, buffer ^= 1) {
@@ -181,12 +184,8 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
           for (int i = 0; i < RUN; ++i) values[run][i] = first + i < count ? some[0][i] : 0.0f;
         }
       }
-      if constexpr (MATRIX) {
-        if (kind == kHalf) {
-          multiply_runs<__half>(acc, input, g, from + at, values);
-        } else {
-          multiply_runs<__nv_bfloat16>(acc, input, g, from + at, values);
-        }
+      if constexpr (kMatrix<T>) {
+        multiply_runs<T>(acc, input, g, from + at, values);
       } else {
 #pragma unroll
         for (int run = 0; run < RUNS; ++run) {
@@ -205,7 +204,7 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     __syncthreads();
   }
 
-  if constexpr (!MATRIX) {
+  if constexpr (!kMatrix<T>) {
 #pragma unroll
     for (int r = 0; r < X_ROWS; ++r) {
       acc[r] += __shfl_xor_sync(kFullMask, acc[r], 1);
@@ -226,59 +225,69 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
   }
 }
 
-// Grid: features / 64, splits of `split` rows (a multiple of 32), m / 16. Dynamic shared memory: the warps' rings. float32
-// has 16 sums for each of a lane's eight columns in registers, so that it too reads the codes once for 16 rows of x.
-template <typename Format, bool MATRIX>
-__global__ void __launch_bounds__(128, MATRIX ? 4 : 2)
+// Grid: features / 64 / tiles, splits of `split` rows (a multiple of 32), m / 16; a program's warps are `pieces` of its rows
+// for each of its tiles. Dynamic shared memory: the warps' rings, later their sums, and CHUNK groups for each piece.
+// float32 has 16 sums for each of a lane's eight columns in registers, so that it too reads the codes once for 16 rows of x.
+template <typename Format, typename T>
+__global__ void __launch_bounds__(256, kMatrix<T> ? 2 : 1)
 dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x, long long x_row,
-                     long long x_column, int x_wide, int split, long long k, int group, int mode, int scale_kind,
-                     const int* codes, long long row_stride, long long column_stride, const void* data0, long long row0,
-                     long long column0, const void* data1, long long row1, long long column1, const void* data2,
-                     long long row2, long long column2) {
-  __shared__ float sums[WARPS][X_ROWS][FEATURES * RUN];
+                     long long x_column, int x_wide, int split, int pieces, long long k, int group, int mode,
+                     int scale_kind, const int* codes, long long row_stride, long long column_stride, const void* data0,
+                     long long row0, long long column0, const void* data1, long long row1, long long column1,
+                     const void* data2, long long row2, long long column2) {
   const Params p{{{data0, data1, data2, nullptr}, {row0, row1, row2, 0}, {column0, column1, column2, 0}},
                  k, group, 0, mode, scale_kind};
   const CodeArray array{codes, row_stride, column_stride, n};
   const int warps = blockDim.x / kWarpSize, warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   const int g = lane / 4, t = lane % 4;
-  const long long feature0 = blockIdx.x * static_cast<long long>(FEATURES * RUN), column = feature0 + RUN * g;
+  const int tiles = warps / pieces, own_piece = warp % pieces;
+  const long long feature0 = (blockIdx.x * static_cast<long long>(tiles) + warp / pieces) * (FEATURES * RUN);
+  const long long column = feature0 + RUN * g;
   const long long x_row0 = blockIdx.z * static_cast<long long>(X_ROWS);
   const int rows = static_cast<int>(min(m - x_row0, static_cast<long long>(X_ROWS)));
-  const long long x_offset = x_row0 * x_row * (MATRIX ? 2 : 4);
+  const long long x_offset = x_row0 * x_row * (kMatrix<T> ? 2 : 4);
   const Input input{static_cast<const char*>(x) + x_offset, x_row, x_column, k, x_wide, rows};
 
   const int first = blockIdx.y * split, last = static_cast<int>(min(k, static_cast<long long>(first) + split));
-  const int piece = ((last - first + STEP - 1) / STEP + warps - 1) / warps * STEP;  // of k, each warp's
-  const int begin = first + warp * piece, end = min(last, begin + piece);
+  const int piece = ((last - first + STEP - 1) / STEP + pieces - 1) / pieces * STEP;  // of k
+  const int begin = first + own_piece * piece, end = min(last, begin + piece);
 
   extern __shared__ __align__(16) unsigned char staged[];
-  unsigned* const ring = reinterpret_cast<unsigned*>(staged) + warp * STAGES * Format::STAGE_WORDS;
+  unsigned* const ring = reinterpret_cast<unsigned*>(staged) + warp * STAGES * STAGE_WORDS;
+  int* const groups = reinterpret_cast<int*>(staged) + warps * STAGES * STAGE_WORDS + own_piece * CHUNK;
   const auto stage = [&](int from, int slot) {
-    if (from < end) Format::stage(p, array, from, feature0, ring + slot * Format::STAGE_WORDS, lane);
+    if (from < end && feature0 < n) Format::stage(p, array, from, feature0, ring + slot * STAGE_WORDS, lane);
     cp_async_commit();
   };
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) stage(begin + i * STEP, i);
 
   Format format(p, column);
-  constexpr int ACCUMULATORS = MATRIX ? 4 : X_ROWS;
+  constexpr int ACCUMULATORS = kMatrix<T> ? 4 : X_ROWS;
   float acc[RUN][ACCUMULATORS] = {};  // of each column of a lane's eight
   int slot = 0;
-  for (int from = begin; from < end; from += STEP) {
+  for (int done = 0; done < piece; done += STEP) {
+    if (Format::BY_ROW && done % CHUNK == 0) {
+      __syncthreads();
+      for (int i = lane + kWarpSize * (warp / pieces); i < min(CHUNK, end - begin - done); i += kWarpSize * tiles)
+        groups[i] = p.arrays.at<int>(2, 0, begin + done + i);
+      __syncthreads();
+    }
+    const int from = begin + done;
     stage(from + (STAGES - 1) * STEP, (slot + STAGES - 1) % STAGES);
     cp_async_wait<STAGES - 1>();
     __syncwarp();
     const int row = from + RUN * t;
     const int left = column < n ? min(end - row, ROWS) : 0;
-    typename Format::Codes loaded;
-    if (left > 0) loaded.read(ring + slot * Format::STAGE_WORDS, t, g, left);
+    typename Format::StagedCodes loaded;
+    if (left > 0) loaded.read(ring + slot * STAGE_WORDS, groups + done % CHUNK, t, g, left);
     slot = (slot + 1) % STAGES;
     const auto decode = [&](int i, float(&values)[RUN]) {
 #pragma unroll
       for (int j = 0; j < RUN; ++j) values[j] = 0;
       if (i < left) format.row(loaded, i, row + i, values);
     };
-    if constexpr (!MATRIX) {
+    if constexpr (!kMatrix<T>) {
 #pragma unroll
       for (int part = 0; part < ROWS; part += PART) {
         float values[PART][RUN];
@@ -309,40 +318,40 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
           decode(4 * half + 2 * pair, even);
           decode(4 * half + 2 * pair + 1, odd);
 #pragma unroll
-          for (int j = 0; j < RUN; ++j) weights[pair][j] = pack_pair(kind, even[j], odd[j]);
+          for (int j = 0; j < RUN; ++j) weights[pair][j] = pack<T>(even[j], odd[j]);
         }
 #pragma unroll
-        for (int j = 0; j < RUN; ++j) {
-          if (kind == kHalf) {
-            multiply<__half>(acc[j], low, high, half, weights[0][j], weights[1][j]);
-          } else {
-            multiply<__nv_bfloat16>(acc[j], low, high, half, weights[0][j], weights[1][j]);
-          }
-        }
+        for (int j = 0; j < RUN; ++j) multiply<T>(acc[j], low, high, half, weights[0][j], weights[1][j]);
       }
     }
     __syncwarp();
   }
 
+  static_assert(STAGES * STAGE_WORDS == X_ROWS * FEATURES * RUN, "a warp's sums take the place of its ring");
+  cp_async_wait_all();
+  __syncthreads();
+  float* const sums = reinterpret_cast<float*>(staged);
+  constexpr int WIDTH = FEATURES * RUN, WARP_SUMS = X_ROWS * WIDTH;
 #pragma unroll
   for (int j = 0; j < RUN; ++j)
 #pragma unroll
     for (int i = 0; i < ACCUMULATORS; ++i) {
-      if constexpr (!MATRIX) {
+      if constexpr (!kMatrix<T>) {
         acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 1);
         acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 2);
-        if (t == 0) sums[warp][i][RUN * g + j] = acc[j][i];
+        if (t == 0) sums[warp * WARP_SUMS + i * WIDTH + RUN * g + j] = acc[j][i];
       } else {
-        sums[warp][g + i / 2 * 8][RUN * (2 * t + i % 2) + j] = acc[j][i];
+        sums[warp * WARP_SUMS + (g + i / 2 * 8) * WIDTH + RUN * (2 * t + i % 2) + j] = acc[j][i];
       }
     }
   __syncthreads();
   const Output output{y, kind, m, n};
-  for (int i = threadIdx.x; i < X_ROWS * FEATURES * RUN; i += blockDim.x) {
-    const int r = i / (FEATURES * RUN), feature = i % (FEATURES * RUN);
-    float sum = sums[0][r][feature];
-    for (int w = 1; w < warps; ++w) sum += sums[w][r][feature];
-    output.store(x_row0 + r, feature0 + feature, sum);
+  for (int i = threadIdx.x; i < rows * tiles * WIDTH; i += blockDim.x) {
+    const int r = i / (tiles * WIDTH), feature = i % (tiles * WIDTH);
+    const float* of_piece = sums + feature / WIDTH * pieces * WARP_SUMS + r * WIDTH + feature % WIDTH;
+    float sum = of_piece[0];
+    for (int w = 1; w < pieces; ++w) sum += of_piece[w * WARP_SUMS];
+    output.store(x_row0 + r, blockIdx.x * static_cast<long long>(tiles * WIDTH) + feature, sum);
   }
 }
 

@@ -15,27 +15,34 @@ import numpy as np
 from pagebench.kernels import dequant_layouts
 from pagebench.kernels.cupy_launch import address, ceil_div
 from pagebench.kernels.dequant_layouts import COLUMN_FORMATS, KINDS, STAGE_PAD, UNIT
-from pagebench.reference.dtypes import FLOAT32
+from pagebench.reference.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 SOURCE = "dequant_gemv.cu"
+TYPES = {FLOAT16: "__half", BFLOAT16: "__nv_bfloat16", FLOAT32: "float"}
 THREADS = 128
 X_ROWS = 16  # as in dequant_gemv.cu
 FEATURES = 8
 COLUMNS = 64
 STEP = 32
-STAGES = 4
+RING_BYTES = 4096  # of a warp
+GROUP_BYTES = 2048  # of a piece of k
 
-# Programs wanted: four for each of 132 SMs. Splitting k costs a pass over float32 sums, small beside the weights as
-# long as a split has some hundred of k.
-PROGRAMS = 528
+# Warps wanted: four programs of four for each of 132 SMs. Splitting k costs a pass over float32 sums, small beside the
+# weights as long as a split has some hundred of k.
+WARPS = 2112
 LEAST_SPLIT = 512
+# Rows of k name their groups once for all features of a program: as many tiles of 64 as leave two programs to
+# nearly every SM, when each has no less of k than a group.
+TILES = (8, 4, 2)
+LEAST_PROGRAMS = 256
+LEAST_GROUPED = 128
 TILE_UNITS = 2  # a program's four warps take 512 columns a round
 TILE_BYTES = 1200  # at most, of an output feature per stage: two stages of eight are 17 KB, eight programs per SM
 SUM_THREADS = 256
 
 
 def dequant_gemv(
-    provider: Any, problem: Any, *, threads: int = THREADS, tile: int | None = None, split: int | None = None
+    provider: Any, problem: Any, *, threads: int | None = None, tile: int | None = None, split: int | None = None
 ) -> Any:
     """y [m, n] of problem.dtype. `provider` supplies `device` and `empty`.
 
@@ -44,7 +51,7 @@ def dequant_gemv(
     """
     if problem.format in COLUMN_FORMATS:
         return _columns(provider, problem, threads, split)
-    return _rows(provider, problem, threads, tile, split)
+    return _rows(provider, problem, threads or THREADS, tile, split)
 
 
 def _rows(provider: Any, problem: Any, threads: int, tile: int | None, split: int | None) -> Any:
@@ -52,7 +59,8 @@ def _rows(provider: Any, problem: Any, threads: int, tile: int | None, split: in
     nbytes, (n, k) = arguments.format.nbytes, problem.shape
     tile = tile or UNIT * TILE_UNITS * max(1, TILE_BYTES // (TILE_UNITS * nbytes))
     programs = ceil_div(n, FEATURES), ceil_div(problem.m, X_ROWS)
-    split_tiles = ceil_div(_split(programs, k, split), tile)
+    split = split or min(k, max(LEAST_SPLIT, _share(programs, k, THREADS // 32)))
+    split_tiles = ceil_div(split, tile)
     pitch = _pitch(tile // UNIT * nbytes + STAGE_PAD + 16)
     grid = (programs[0], ceil_div(k, split_tiles * tile), programs[1])
     args = (
@@ -62,31 +70,38 @@ def _rows(provider: Any, problem: Any, threads: int, tile: int | None, split: in
         *arguments.packed,
         *arguments.arrays,
     )
-    name = f"dequant_gemv_rows<{arguments.format.struct}, {_matrix(problem)}>"
+    name = f"dequant_gemv_rows<{arguments.format.struct}, {TYPES[problem.dtype]}>"
     return _launch(provider, problem, name, grid, threads, args, 2 * FEATURES * pitch)
 
 
 def _columns(provider: Any, problem: Any, threads: int, split: int | None) -> Any:
     n, k = problem.shape
     parameters, arrays = dequant_layouts.column_parameters(problem)
-    programs = ceil_div(n, COLUMNS), ceil_div(problem.m, X_ROWS)
-    split = STEP * ceil_div(_split(programs, k, split), STEP)
+    format, x_programs = COLUMN_FORMATS[problem.format], ceil_div(problem.m, X_ROWS)
+    unit = LEAST_SPLIT
+    if format.by_row and problem.group_size > 0:
+        unit = problem.group_size * ceil_div(LEAST_GROUPED, problem.group_size)
+    tiles = _tiles(n, x_programs * ceil_div(k, unit)) if format.by_row else 1
+    warps = threads // 32 if threads else tiles if format.by_row else THREADS // 32
+    tiles = min(tiles, warps)
+    programs = ceil_div(n, COLUMNS * tiles), x_programs
+    split = STEP * ceil_div(split or max(unit, _share(programs, k, warps) // unit * unit), STEP)
+    pieces = warps // tiles
     grid = (programs[0], ceil_div(k, split), programs[1])
-    args = (*_input(problem), np.int32(split), np.int64(k), *parameters, *arrays)
-    name = f"dequant_gemv_columns<{COLUMN_FORMATS[problem.format].struct}, {_matrix(problem)}>"
-    shared = threads // 32 * STAGES * COLUMN_FORMATS[problem.format].stage_words * 4
-    return _launch(provider, problem, name, grid, threads, args, shared)
+    args = (*_input(problem), np.int32(split), np.int32(pieces), np.int64(k), *parameters, *arrays)
+    name = f"dequant_gemv_columns<{format.struct}, {TYPES[problem.dtype]}>"
+    shared = warps * RING_BYTES + (pieces * GROUP_BYTES if format.by_row else 0)
+    return _launch(provider, problem, name, grid, 32 * warps, args, shared)
 
 
-def _split(programs: tuple[int, int], k: int, split: int | None) -> int:
-    """How much of k a program takes."""
-    wanted = max(1, PROGRAMS // (programs[0] * programs[1]))
-    return split or min(k, max(LEAST_SPLIT, ceil_div(k, wanted)))
+def _tiles(n: int, others: int) -> int:
+    """Tiles of 64 features to a program: the most that leave programs enough, of which there are `others` for each."""
+    return next((t for t in TILES if ceil_div(n, COLUMNS * t) * others >= LEAST_PROGRAMS), TILES[-1])
 
 
-def _matrix(problem: Any) -> str:
-    """Whether tensor cores multiply."""
-    return str(problem.dtype != FLOAT32).lower()
+def _share(programs: tuple[int, int], k: int, warps: int) -> int:
+    """How much of k a program of so many warps takes, for all the warps that are wanted."""
+    return ceil_div(k, max(1, WARPS // warps // (programs[0] * programs[1])))
 
 
 def _pitch(nbytes: int) -> int:
@@ -123,4 +138,9 @@ def rejects(problem: Any) -> str | None:
 
 def variants(problem: Any) -> list[dict[str, Any]]:
     """The default, and tiles and splits so small that little weights have several."""
-    return [{}, {"threads": 64, "tile": UNIT, "split": UNIT}, {"threads": 32, "tile": UNIT, "split": 32}]
+    return [
+        {},
+        {"threads": 64, "tile": UNIT, "split": UNIT},
+        {"threads": 32, "tile": UNIT, "split": 32},
+        {"threads": 128, "split": 64},
+    ]

@@ -26,8 +26,8 @@ _EXACT = ("exact", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """group: weights along k under one scale, 0 for all (for NF4 and FP4 its logarithm). row_shift: a scale serves 2^row_shift
-    rows."""
+    """group: weights along k under one scale, 0 for all (for NF4 and FP4 its logarithm). row_shift: a scale serves
+    2^row_shift rows."""
 
     mode: int = 0
     group: int = _ALL
@@ -57,13 +57,13 @@ class RowFormat:
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
     """A format of codes across rows of [k, n]. words: of its arrays, what is loaded in 16-byte words where it can be;
-    stage_words and mode: of the struct."""
+    by_row: each row names its group; mode: of the struct."""
 
     struct: str
-    stage_words: int
     arrays: tuple[str, ...]
     words: tuple[str, ...]
     mode: int = 0
+    by_row: bool = False
     contracts: tuple[str, ...] = _EXACT
 
 
@@ -144,9 +144,9 @@ ROW_FORMATS: dict[str, RowFormat] = {
 
 _GPTQ = (("qzeros", "scales", "g_idx"), ("qweight", "scales", "g_idx"))
 COLUMN_FORMATS: dict[str, ColumnFormat] = {
-    "gptq_v1": ColumnFormat("Gptq", 288, *_GPTQ, mode=2),
-    "gptq_v2": ColumnFormat("Gptq", 288, *_GPTQ),
-    "awq": ColumnFormat("Awq", 256, ("qzeros", "scales"), ("qweight", "scales")),
+    "gptq_v1": ColumnFormat("Gptq", *_GPTQ, mode=2, by_row=True),
+    "gptq_v2": ColumnFormat("Gptq", *_GPTQ, by_row=True),
+    "awq": ColumnFormat("Awq", ("qzeros", "scales"), ("qweight", "scales")),
 }
 
 

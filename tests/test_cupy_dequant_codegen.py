@@ -39,12 +39,12 @@ def test_dequantisation_neither_contracts_nor_spills() -> None:
 
 
 def test_the_fused_product_multiplies_on_tensor_cores_without_spilling() -> None:
-    names = (*(f"dequant_gemv_rows<{s}, true>" for s in ("Q4K", "Fp8")), "dequant_gemv_columns<Gptq, true>")
+    names = (*(f"dequant_gemv_rows<{s}, __half>" for s in ("Q4K", "Fp8")), "dequant_gemv_columns<Gptq, __half>")
     module = compiled("dequant_gemv.cu", names)
     for name in names:
         stats, ptx = module.kernels[module.symbol(name)], module.ptx_of(name)
         assert stats.spills == 0, name
         assert stats.generic_accesses == 0, name
-        assert stats.matrix["HMMA"] >= 16, name
+        assert stats.matrix["HMMA"] >= 8, name  # four weights of a lane to each
         assert set(stats.async_copies) == {128}, name
         assert "fma.rn" not in ptx, name

@@ -102,5 +102,5 @@ def test_zero_point_has_the_scale_s_shape() -> None:
 def test_masked_arrays_are_refused() -> None:
     """Kernels would read what the mask hides."""
     what = make("q8_0")
-    with pytest.raises(ValueError, match="blocks'?\\]? must be a NumPy array, got 'MaskedArray'"):
+    with pytest.raises(ValueError, match="must be a NumPy array, got 'MaskedArray'"):
         dataclasses.replace(what, packed={"blocks": np.ma.masked_array(what.packed["blocks"])})
