@@ -14,7 +14,7 @@ import numpy as np
 
 from pagebench.reference.kv_blocks_pairs import Pairs
 from pagebench.reference.kv_blocks_pool import BlockPool, Key, OutOfBlocksError
-from pagebench.reference.kv_blocks_prefix import Extra
+from pagebench.reference.kv_blocks_prefix import Extra, require_several
 from pagebench.reference.kv_blocks_sequence import PagedSequence, prompt, require_token
 from pagebench.reference.validation import require, require_int
 
@@ -104,6 +104,7 @@ class PagedAllocator:
         """
         require(seq_id not in self._sequences, "seq_id", "be new", seq_id)
         require_int("spare", spare, low=0)
+        require_several(extras)
         new, keys = prompt(tokens, self.block_size, self.pool, tuple(extras), placed_extras or {})
         shared = self._known_prefix(keys)
         wanted = -(-new.length // self.block_size) - len(shared)

@@ -57,6 +57,11 @@ def placed_by_block(
     return by_block
 
 
+def require_several(extras: object) -> None:
+    """Refuse one str or bytes for `extras`, whose letters would be extra keys."""
+    require(not isinstance(extras, str | bytes), "extras", "be several keys, not one", extras)
+
+
 def chained_keys(
     tokens: Sequence[int],
     block_size: int,
@@ -68,6 +73,7 @@ def chained_keys(
     extras apply from the first block on (a LoRA adapter, a tenant's salt); placed_extras map a token position to an
     extra key of the block that holds it (an image at its first placeholder), and through the chain of all later ones.
     """
+    require_several(extras)
     by_block = placed_by_block(placed_extras or {}, len(tokens), block_size)
     keys: list[Key] = []
     parent = ROOT

@@ -84,6 +84,7 @@ def test_gqa_mla_and_windows() -> None:
         ((1, 1, 1, 1, 0, 2), "head_size must be an integer >= 1, got 0"),
         ((1, 1, 1, 1, 1, 0), "bytes_per_element must be a positive number, got 0"),
         ((1, 1, 1, 1, 1, float("nan")), "bytes_per_element must be a positive number, got nan"),
+        ((1, 1, 1, 1, 1, True), "bytes_per_element must be a positive number, got True"),
         ((1, 1, 1, 1, 1, 0.3), "bytes_per_element must be a whole number of bits, got 0.3"),
     ],
 )
@@ -282,6 +283,9 @@ def test_extra_keys_keep_equal_tokens_apart() -> None:
     assert allocator.create(2, tokens, extras=("lora-2",)) == 0
     assert allocator.create(3, tokens) == 0
     assert allocator.create(4, tokens, placed_extras={5: "image"}) == 4, "shared up to the block of the image"
+    for extras in ("lora", b"lora"):  # a key by itself would be taken for one per letter
+        with pytest.raises(ValueError, match="extras must be several keys, not one, got b?'lora'"):
+            allocator.create(5, tokens, extras=extras)
 
 
 def test_a_forks_first_write_copies_exactly_one_block() -> None:
