@@ -101,7 +101,8 @@ def _row_bytes(size: int, bytes_per_element: float, scale_bytes: int, scale_grou
     if scale_group is not None:
         require_int("scale_group", scale_group, low=1)
     number = isinstance(bytes_per_element, int | float) and not isinstance(bytes_per_element, bool)
-    require(number and 0 < bytes_per_element < float("inf"), "bytes_per_element", "be a positive number", bytes_per_element)
+    positive = number and 0 < bytes_per_element < float("inf")
+    require(positive, "bytes_per_element", "be a positive number", bytes_per_element)
     bits = Fraction(bytes_per_element) * 8
     require(bits.denominator == 1, "bytes_per_element", "be a whole number of bits", bytes_per_element)
     scales = 1 if scale_group is None else -(-size // scale_group)

@@ -284,7 +284,7 @@ def test_extra_keys_keep_equal_tokens_apart() -> None:
     assert allocator.create(3, tokens) == 0
     assert allocator.create(4, tokens, placed_extras={5: "image"}) == 4, "shared up to the block of the image"
     for extras in ("lora", b"lora"):  # a key by itself would be taken for one per letter
-        with pytest.raises(ValueError, match="extras must be several keys, not one, got b?'lora'"):
+        with pytest.raises(ValueError, match=r"extras must be several keys, not one, got b?'lora'"):
             allocator.create(5, tokens, extras=extras)
 
 
