@@ -1,13 +1,14 @@
 """Swapping blocks between the device's pool and the host's: which transfers, as few and as long as they can be.
 
-Pairs and caches are known on the host. They become pieces of contiguous bytes, sorted by address; pieces that follow
-each other on both sides become one (adjacent blocks, K and V as halves of one tensor), and pieces of one length at
-equal distances on both sides become the rows of one 2-D transfer. The copy engines do the rest, on a stream of their
-own: it waits for what was launched before, and what is launched after waits for it. A source of several destinations is
-read for each of them.
+Pairs and caches are known on the host. They become pieces of contiguous bytes; pieces that follow each other on both
+sides become one, in whatever order they come (adjacent blocks, K and V as halves of one tensor), and pieces of one
+length at equal distances on both sides become the rows of one 2-D transfer. The order of transfers is free, since
+nothing is written twice and no pool's memory is in both. The copy engines do the rest, on a stream of their own: it
+waits for what was launched before, and what is launched after waits for it. A source of several destinations is read
+for each of them.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,7 @@ def transfers(pools: Sequence[tuple[Buffer, Buffer, Hashable]], pairs: np.ndarra
     for source, target, memory in pools:
         if pairs.shape[0] and 0 not in source.shape:
             pieces.setdefault(memory, []).append(_pieces(source, target, pairs))
-    return [transfer for some in pieces.values() for transfer in _in_rows(_joined(np.concatenate(some)))]
+    return [transfer for some in pieces.values() for transfer in _fewest(_joined(np.concatenate(some)))]
 
 
 def _pieces(source: Buffer, target: Buffer, pairs: np.ndarray) -> np.ndarray:
@@ -59,25 +60,45 @@ def _pieces(source: Buffer, target: Buffer, pairs: np.ndarray) -> np.ndarray:
 
 
 def _joined(pieces: np.ndarray) -> np.ndarray:
-    """The pieces in the order of their sources; those that continue the one before on both sides become part of it."""
-    src, dst, nbytes = pieces[np.argsort(pieces[:, 0], kind="stable")].T
+    """The same bytes in as few pieces as can be: those that continue another one on both sides become part of it.
+
+    Such pieces have one distance from source to target, so that sorted by it and then by address they are neighbours,
+    also where a source has several targets. The result comes in this order.
+    """
+    src, dst, nbytes = pieces[np.lexsort((pieces[:, 0], pieces[:, 1] - pieces[:, 0]))].T
     starts = np.ones(src.size, bool)
     starts[1:] = (src[1:] != src[:-1] + nbytes[:-1]) | (dst[1:] != dst[:-1] + nbytes[:-1])
     first = np.flatnonzero(starts)
     return np.stack([src[first], dst[first], np.add.reduceat(nbytes, first)], axis=1)
 
 
-def _in_rows(pieces: np.ndarray) -> Iterator[Transfer]:
-    """Runs of pieces of one length and equal steps, none overlapping the next, as rows of one transfer."""
-    at, count = 0, pieces.shape[0]
-    steps = np.diff(pieces, axis=0)
-    listed = pieces.tolist()
-    forward = (steps[:, 2] == 0) & ((steps[:, :2] >= pieces[:-1, 2:]) & (steps[:, :2] <= MAX_PITCH)).all(axis=1)
-    while at < count:
+def _fewest(pieces: np.ndarray) -> list[Transfer]:
+    """The pieces as rows of transfers, in the order in which they come or in that of their sources.
+
+    The former suits several targets of one source, the latter targets that lie closer together than their sources.
+    """
+    by_source = pieces[np.argsort(pieces[:, 0], kind="stable")]
+    found, rows_from = min(((some, _in_rows(some)) for some in (by_source, pieces)), key=lambda pair: len(pair[1]))
+    listed = found.tolist()
+    made = []
+    for at, rows in rows_from:
         src, dst, nbytes = listed[at]
-        stop = at + 1
-        while stop < count and forward[stop - 1] and (steps[stop - 1] == steps[at]).all():
-            stop += 1
-        pitches = steps[at, :2].tolist() if stop > at + 1 else (0, 0)
-        yield Transfer(src, dst, nbytes, stop - at, *pitches)
-        at = stop
+        next_src, next_dst, _ = listed[at + 1] if rows > 1 else listed[at]
+        made.append(Transfer(src, dst, nbytes, rows, next_src - src, next_dst - dst))
+    return made
+
+
+def _in_rows(pieces: np.ndarray) -> list[tuple[int, int]]:
+    """(first, count) of runs of pieces of one length and equal steps, none overlapping the next."""
+    count = pieces.shape[0]
+    steps = np.diff(pieces, axis=0)
+    forward = (steps[:, 2] == 0) & ((steps[:, :2] >= pieces[:-1, 2:]) & (steps[:, :2] <= MAX_PITCH)).all(axis=1)
+    alike = forward[1:] & forward[:-1] & (steps[1:] == steps[:-1]).all(axis=1)
+    last = np.append(np.flatnonzero(~alike), max(count - 2, 0))  # of each run of equal steps
+    last_of = last[np.searchsorted(last, np.arange(count - 1))]
+    rows = np.append(np.where(forward, last_of - np.arange(count - 1) + 2, 1), 1).tolist()  # from each piece on
+    runs, at = list[tuple[int, int]](), 0
+    while at < count:
+        runs.append((at, rows[at]))
+        at += rows[at]
+    return runs

@@ -21,7 +21,7 @@ class CopyBlocks(Problem):
     caches: tuple of arrays [num_blocks, ...] of any of `MOVED_DTYPES` (bytes of another type are a view as uint8), one
     or more per layer, possibly strided views; dtypes and trailing shapes may differ. pairs: int64 [n, 2]. Chains and
     cycles are allowed, a self pair changes nothing, n = 0 is allowed. Raises ValueError for a repeated dst, an id out
-    of range, or caches that overlap or cannot be written.
+    of range, caches that overlap or cannot be written, or pairs in their memory.
 
     Worked out at construction, since a launcher cannot read the pairs from the device and whoever hands out blocks has
     them on the host: `chained`, whether a source of one pair is the destination of another, so that their order
@@ -47,9 +47,8 @@ class CopyBlocks(Problem):
 
     def validate(self) -> None:
         require_caches("caches", self.caches, written=True)
-        for i, j in overlapping(self.caches):
-            raise ValueError(f"caches must not overlap each other, got shared memory in caches[{i}] and caches[{j}]")
         require_pairs(self.pairs, self.num_blocks, self.num_blocks)
+        require_apart(self.pairs, {f"caches[{i}]": cache for i, cache in enumerate(self.caches)})
 
     def bytes_moved(self) -> int:
         """Each distinct source block read once, each destination written once, per cache; the pairs read once."""
@@ -68,8 +67,8 @@ class SwapBlocks(Problem):
     src_caches, dst_caches: tuples of as many arrays [num_blocks, ...]; the two of a pair have one dtype and trailing
     shape, each pool its own num_blocks. pairs: int64 [n, 2]. direction: "out" from the device's pool to the host's,
     "in" from the host's to the device's. The host's pool and the pairs, by which the host starts the transfers, are
-    placed with the provider's `to_pinned`. Raises ValueError for a repeated dst, an id out of range, or caches that
-    overlap or cannot be written.
+    placed with the provider's `to_pinned`. Raises ValueError for a repeated dst, an id out of range, caches that
+    overlap or cannot be written, or pairs in the memory of dst_caches.
     """
 
     src_caches: tuple[Any, ...]
@@ -84,7 +83,8 @@ class SwapBlocks(Problem):
         return ("pairs", "dst_caches" if self.direction == "out" else "src_caches")
 
     def validate(self) -> None:
-        require(self.direction in ("out", "in"), "direction", "be 'out' or 'in'", self.direction)
+        known = isinstance(self.direction, str) and self.direction in ("out", "in")
+        require(known, "direction", "be 'out' or 'in'", self.direction)
         require_caches("src_caches", self.src_caches)
         require_caches("dst_caches", self.dst_caches, written=True)
         count = len(self.src_caches)
@@ -93,10 +93,10 @@ class SwapBlocks(Problem):
             same = (src.dtype, src.shape[1:]) == (dst.dtype, dst.shape[1:])
             want = f"have blocks of {src.dtype} {list(src.shape[1:])} like src_caches[{i}]"
             require(same, f"dst_caches[{i}]", want, f"{dst.dtype} {list(dst.shape[1:])}")
-        for i, j in overlapping((*self.src_caches, *self.dst_caches)):
-            names = [f"{'src' if k < count else 'dst'}_caches[{k % count}]" for k in (i, j)]
-            raise ValueError(f"caches must not overlap each other, got shared memory in {names[0]} and {names[1]}")
         require_pairs(self.pairs, self.src_caches[0].shape[0], self.dst_caches[0].shape[0])
+        sources = {f"src_caches[{i}]": cache for i, cache in enumerate(self.src_caches)}
+        targets = {f"dst_caches[{i}]": cache for i, cache in enumerate(self.dst_caches)}
+        require_apart(self.pairs, {**sources, **targets}, only_read=tuple(sources))
 
     def bytes_moved(self) -> int:
         """Each distinct source block read once, each destination written once, per cache; the pairs read once."""
@@ -131,6 +131,16 @@ def require_pairs(pairs: Any, num_src: int, num_dst: int) -> None:
         require_all(f"pairs[:, {column}] ({name})", ids, (ids >= 0) & (ids < count), f"be in [0, {count})")
     ids, counts = np.unique(pairs[:, 1], return_counts=True)
     require(not (counts > 1).any(), "pairs[:, 1] (dst)", "not repeat", ids[counts > 1][:1].tolist())
+
+
+def require_apart(pairs: Array, caches: dict[str, Array], *, only_read: tuple[str, ...] = ()) -> None:
+    """Require caches, by name, that share no memory, and pairs that lie in none but those that are only read."""
+    names = [*caches, "pairs"]
+    for i, j in overlapping((*caches.values(), pairs)):
+        first, second = names[min(i, j)], names[max(i, j)]
+        if second != "pairs":
+            raise ValueError(f"caches must not overlap each other, got shared memory in {first} and {second}")
+        require(first in only_read, "pairs", "not lie in a cache that is written", f"shared memory in {first}")
 
 
 def block_bytes(cache: Array) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from pagebench.reference.block_copy_quantise import dequantise, require_scale, scale_at
 from pagebench.reference.dtypes import COMPUTE_DTYPES, INT32, QUANTISED_DTYPES, Array
 from pagebench.reference.problem import Problem
-from pagebench.reference.validation import require, require_all, require_array
+from pagebench.reference.validation import require, require_all, require_array, require_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class GatherKV(Problem):
         return int(self.seq_lens.shape[0])
 
     def validate(self) -> None:
-        require(self.dtype in COMPUTE_DTYPES, "dtype", "be float16, bfloat16 or float32", self.dtype)
+        require_dtype("dtype", self.dtype, COMPUTE_DTYPES)
         require_array("key_cache", self.key_cache, dtypes=(*COMPUTE_DTYPES, *QUANTISED_DTYPES), ndim=4)
         require_array("value_cache", self.value_cache, dtypes=(self.key_cache.dtype,), shape=self.key_cache.shape)
         positive = min(self.key_cache.shape[1:]) >= 1

@@ -20,7 +20,7 @@ from pagebench.reference.dequant_formats import FORMATS
 from pagebench.reference.dequant_layout import ARITHMETIC
 from pagebench.reference.dtypes import COMPUTE_DTYPES, Array, half_smallest_subnormal, round_to, unit_roundoff
 from pagebench.reference.problem import Problem
-from pagebench.reference.validation import require, require_int
+from pagebench.reference.validation import require, require_dtype, require_int
 
 CONTRACTS = ("exact", "f32", "f32x2", "half", "fma_zero")
 
@@ -47,14 +47,10 @@ class PackedWeight(Problem):
         require(pair, "shape", "be a tuple (n, k)", self.shape)
         for name, size in zip(("shape[0] (n)", "shape[1] (k)"), self.shape, strict=True):
             require_int(name, size, low=1)
-        require(
-            isinstance(self.dtype, np.dtype) and self.dtype in COMPUTE_DTYPES,
-            "dtype",
-            f"be one of {[d.name for d in COMPUTE_DTYPES]}",
-            self.dtype,
-        )
+        require_dtype("dtype", self.dtype, COMPUTE_DTYPES)
         contracts = FORMATS[self.format].contracts
-        require(self.contract in contracts, "contract", f"be one of {contracts} for {self.format}", self.contract)
+        known = isinstance(self.contract, str) and self.contract in contracts
+        require(known, "contract", f"be one of {contracts} for {self.format}", self.contract)
         require(isinstance(self.packed, dict), "packed", "be a dict of arrays by name", type(self.packed).__name__)
         FORMATS[self.format].validate(self.packed, self.shape, self.group_size)
 

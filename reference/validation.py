@@ -34,6 +34,12 @@ def require_array(
     require(array.flags.aligned, argument, "be aligned to its item size", array.ctypes.data)
 
 
+def require_dtype(argument: str, dtype: Any, dtypes: Collection[np.dtype[Any]]) -> None:
+    """Require a NumPy dtype among `dtypes`. A name or a scalar type compares equal to one, but has no `itemsize`."""
+    rule = f"be {' or '.join(str(d) for d in dtypes)} as a numpy.dtype"
+    require(isinstance(dtype, np.dtype) and dtype in dtypes, argument, rule, dtype)
+
+
 def require_writeable(argument: str, array: np.ndarray[Any, Any]) -> None:
     """Require an array that an op in place may write."""
     got = f"a read-only array {list(array.shape)}"

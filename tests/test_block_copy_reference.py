@@ -230,6 +230,9 @@ def test_gather_lays_sequences_one_after_the_other() -> None:
     ("change", "message"),
     [
         ({"dtype": E4M3}, "dtype must be float16"),
+        ({"dtype": "float16"}, "dtype must be float16 or bfloat16 or float32 as a numpy.dtype, got 'float16'"),
+        ({"dtype": np.float16}, r"dtype must be float16 .* as a numpy.dtype, got <class 'numpy.float16'>"),
+        ({"dtype": np.zeros(2)}, r"dtype must be float16 .* as a numpy.dtype, got array"),
         ({"seq_lens": np.array([9, 0, 4], np.int32)}, "seq_lens must fit the block table's 8 slots"),
         ({"seq_lens": np.array([6, 1, 4], np.int32)}, "block_table must hold block ids"),
         ({"value_scale": np.float32(1)}, "value_scale must be None for an unquantised"),
@@ -275,6 +278,7 @@ def test_swap_copies_between_pools() -> None:
     ("change", "message"),
     [
         ({"direction": "up"}, "direction must be 'out' or 'in'"),
+        ({"direction": np.array(["out", "in"])}, "direction must be 'out' or 'in', got array"),
         ({"dst_caches": (np.zeros((5, 4)),)}, "dst_caches must be 2 like src_caches"),
         ({"dst_caches": (np.zeros((5, 4)), np.zeros((5, 2)))}, r"dst_caches\[1\] must have blocks of float64"),
         ({"pairs": np.array([[0, 1], [1, 1]], np.int64)}, "not repeat"),
@@ -331,6 +335,21 @@ def test_pools_that_share_memory_are_refused() -> None:
     base = np.zeros((6, 4))
     with pytest.raises(ValueError, match=r"shared memory in src_caches\[0\] and dst_caches\[0\]"):
         swap_problem(src_caches=(base[:4],), dst_caches=(base[2:],), pairs=np.zeros((0, 2), np.int64))
+
+
+def test_pairs_lie_in_no_cache_that_is_written() -> None:
+    cache = np.zeros((8, 2), np.int64)
+    cache[:2] = [[1, 0], [2, 1]]
+    pairs, other = cache[:2], np.ones((8, 2), np.int64)
+    with pytest.raises(ValueError, match=r"pairs must not lie in a cache that is written.*in caches\[1\]"):
+        CopyBlocks((other, cache), pairs)
+    with pytest.raises(ValueError, match=r"pairs must not lie in a cache that is written.*in dst_caches\[0\]"):
+        SwapBlocks((other,), (cache,), pairs, "out")
+    swapped = block_copy.swap_blocks(SwapBlocks((cache,), (other,), pairs, "out"))  # it is only read there
+    assert swapped[0][:2].tolist() == [[2, 1], [0, 0]]
+    beside = np.zeros((8, 4), np.int64)  # interleaved, but no byte is shared
+    beside[:2, 2:] = pairs
+    CopyBlocks((beside[:, :2],), beside[:2, 2:])
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,33 @@ def test_blocks_at_equal_distances_are_rows_of_one_transfer() -> None:
     assert sizes(padded) == [(3, 100)]
 
 
+def test_adjacent_pairs_are_one_transfer_also_where_a_source_is_repeated() -> None:
+    source, target = filled(9, 100), filled(9, 100)
+    for pairs in ([(0, 1), (0, 4), (1, 2), (2, 3)], [(0, 4), (0, 1), (1, 2), (2, 3)], [(2, 3), (1, 2), (0, 4), (0, 1)]):
+        assert sizes(found([source], [target], pairs)) == [(1, 100), (1, 300)]
+    assert sizes(found([source], [target], [(i % 4, i) for i in range(8)])) == [(1, 400), (1, 400)]
+    apart = [(src, src + to) for src in (0, 2, 4) for to in (0, 1)]
+    assert sizes(found([source], [target], apart)) == [(3, 100), (3, 100)]
+    assert sizes(found([source], [target], [(0, 5), (2, 6), (4, 7)])) == [(3, 100)]  # closer together than the sources
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_transfers_move_the_blocks_of_any_pairs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    (num_src, num_dst), strided = rng.integers(1, 12, 2), bool(seed % 2)
+    source, target = (rng.integers(0, 256, (n, 3, 7), np.uint8) for n in (num_src, num_dst))
+    src_cache, dst_cache = (source[..., :5], target[..., 2:]) if strided else (source, target)
+    count = int(rng.integers(0, num_dst + 1))
+    pairs = np.stack([rng.integers(0, num_src, count), rng.permutation(num_dst)[:count]], axis=1)
+    expected = target.copy()
+    (expected[..., 2:] if strided else expected)[pairs[:, 1]] = src_cache[pairs[:, 0]]
+    for t in found([src_cache], [dst_cache], pairs):
+        assert t.rows == 1 or min(t.src_pitch, t.dst_pitch) >= t.nbytes
+        for row in range(t.rows):
+            ctypes.memmove(t.dst + row * t.dst_pitch, t.src + row * t.src_pitch, t.nbytes)
+    assert np.array_equal(target, expected)
+
+
 def test_no_transfer_spans_allocations_or_goes_back() -> None:
     room = filled(12, 100)
     sources, targets = (room[:6], room[6:]), (filled(6, 100), filled(6, 100))
