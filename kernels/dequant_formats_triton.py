@@ -26,7 +26,8 @@ class Format:
 
     transposed: the weight is decoded as [k, n]. flat: its packing runs on from row to row, so that it may be decoded as
     one long row. table: what `decode` looks up. bits: see How. registers: a thread may have as many; left to itself the
-    compiler aims at 64 or less for one GPU or another, and spills the few that are missing.
+    compiler aims at 64 or less for one GPU or another, and spills the few that are missing. onward: decodes tiles one
+    after another along k, keeping what they share; rows_named: each row of the weight names its group.
     """
 
     decode: Any
@@ -37,15 +38,21 @@ class Format:
     table: tuple[float, ...] = ()
     bits: int = 0
     registers: int | None = None
+    onward: Any = None
+    rows_named: bool = False
 
 
 FORMATS: dict[str, Format] = {
     "fp8_e4m3": Format(floats.fp8_e4m3),
     "fp8_e5m2": Format(floats.fp8_e5m2),
     "int8": Format(integers.int8),
-    "gptq_v1": Format(integers.gptq_v1, 8, 8, transposed=True, registers=128),
-    "gptq_v2": Format(integers.gptq_v2, 8, 8, transposed=True, registers=128),
-    "awq": Format(integers.awq, 1, 8, transposed=True),
+    "gptq_v1": Format(
+        integers.gptq_v1, 8, 8, transposed=True, registers=128, onward=integers.gptq_v1_onward, rows_named=True
+    ),
+    "gptq_v2": Format(
+        integers.gptq_v2, 8, 8, transposed=True, registers=128, onward=integers.gptq_v2_onward, rows_named=True
+    ),
+    "awq": Format(integers.awq, 1, 8, transposed=True, onward=integers.awq_onward),
     **{f"pack_quantized_{bits}": Format(integers.pack_quantized, 1, 32, bits=bits) for bits in range(2, 9)},
     "mxfp4": Format(floats.mxfp4, 1, 32),
     "nvfp4": Format(floats.nvfp4, 1, 16),

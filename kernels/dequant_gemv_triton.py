@@ -42,7 +42,11 @@ FEATURES = {False: 8, True: 128}  # output features of a tile, by whether the we
 DOT_FEATURES = {False: 64, True: 128}  # with several rows of x: what tensor cores take at once
 MAX_ROWS = 256  # rows of x that share one read of the weights, as long as their tile of x is small enough:
 X_BYTES = 32 << 10  # three of these, in flight, and a tile of weights leave an SM of any kind some shared memory
-PROGRAMS = 1024  # wanted of a launch: some 8 for each of an H200's 132 SMs
+NAMED_FEATURES = (512, 256, 128)  # where rows of k name their groups, which is read for each tile: the most of these
+NAMED_PROGRAMS = (
+    256  # that leave so many programs, two for nearly each SM; 512 make it once for 2 % of the packed bytes
+)
+PROGRAMS = 1024  # wanted of a launch, of 4 warps: some 8 for each of an H200's 132 SMs
 MIN_STEPS = 2  # per split: fewer cost more in partial sums than they hide
 
 
@@ -63,8 +67,12 @@ def gemv_kernel(
     HOW: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ROWS: tl.constexpr,
+    ONWARD: tl.constexpr,
 ):
-    """ROWS rows of x with one of `tiles` tiles of features: out [splits, m, n], of y's dtype or float32."""
+    """ROWS rows of x with one of `tiles` tiles of features: out [splits, m, n], of y's dtype or float32.
+
+    ONWARD: DECODE takes what it gave with the last tile along k; see `dequant_integer_triton.gptq_v2_onward`.
+    """
     N: tl.constexpr = HOW.columns if TRANSPOSED else HOW.rows
     K: tl.constexpr = HOW.rows if TRANSPOSED else HOW.columns
     n, k = (columns, rows) if TRANSPOSED else (rows, columns)
@@ -73,9 +81,15 @@ def gemv_kernel(
     TOTAL_ROWS: tl.constexpr = HOW.rows if ROWS == 1 else ROWS
     TOTAL_COLUMNS: tl.constexpr = HOW.columns if ROWS == 1 else N
     total = tl.zeros([TOTAL_ROWS, TOTAL_COLUMNS], tl.float32)
+    known = tl.full([], -1, tl.int32)
+    scale = tl.zeros([1, N], tl.float32)
+    zero = tl.zeros([1, N], tl.float32)
     for step in tl.range(split * steps, tl.minimum(split * steps + steps, tl.cdiv(k, K)), num_stages=3):
         at = (step, tile, rows, columns) if TRANSPOSED else (tile, step, rows, columns)
-        value = DECODE(packed, strides, at, HOW)
+        if ONWARD:
+            value, known, scale, zero = DECODE(packed, strides, at, known, scale, zero, HOW)
+        else:
+            value = DECODE(packed, strides, at, HOW)
         feature = step * K + tl.arange(0, K)
         pointer = x + row[:, None].to(tl.int64) * x_row_stride + feature[None, :].to(tl.int64) * x_column_stride
         some = tl.load(pointer, mask=(row[:, None] < m) & (feature[None, :] < k), other=0.0)
@@ -113,7 +127,7 @@ def dequant_gemv(
     features: int | None = None,
     max_rows: int = MAX_ROWS,
     programs: int = PROGRAMS,
-    num_warps: int = 4,
+    num_warps: int | None = None,
 ) -> Any:
     """y [m, n] of the problem's dtype, from a problem with device arrays. `empty(shape, dtype)` makes it, and scratch.
 
@@ -124,12 +138,21 @@ def dequant_gemv(
     weight = Weight(problem, flat=False)
     transposed = weight.format.transposed
     x_rows = 1 if m == 1 or problem.dtype == FLOAT32 else min(max(triton.next_power_of_2(m), 16), max_rows)
+    if weight.format.rows_named and x_rows == 1 and features is None:
+        features = _named_features(n, triton.cdiv(k, _together(weight)) * m)
+        tile *= max(features // FEATURES[True], 1)
     height, width = _tile(weight, x_rows, tile, features)
+    num_warps = num_warps or max(4, min(height * width // TILE, 4) * 4 if x_rows == 1 else x_rows // 32)
     n_tile, k_tile = (width, height) if transposed else (height, width)
     if x_rows > 16:
         x_rows = max(min(x_rows, X_BYTES // (k_tile * problem.dtype.itemsize)), 16)
     tiles, k_tiles, x_tiles = triton.cdiv(n, n_tile), triton.cdiv(k, k_tile), triton.cdiv(m, x_rows)
-    steps = max(triton.cdiv(k_tiles * tiles * x_tiles, programs), min(MIN_STEPS, k_tiles))
+    how = weight.how(height, width)
+    onward = weight.format.onward if x_rows == 1 and (weight.format.rows_named or how.span == height) else None
+    steps = max(triton.cdiv(k_tiles * tiles * x_tiles * num_warps, 4 * programs), min(MIN_STEPS, k_tiles))
+    if onward:  # whole groups
+        together = max(_together(weight) // k_tile, 1)
+        steps = max(steps // together, 1) * together
     splits = triton.cdiv(k_tiles, steps)
 
     y = empty((m, n), problem.dtype)
@@ -145,17 +168,27 @@ def dequant_gemv(
         weight.columns,
         tiles,
         steps,
-        DECODE=weight.format.decode,
-        HOW=weight.how(height, width),
+        DECODE=onward or weight.format.decode,
+        HOW=how,
         TRANSPOSED=transposed,
         ROWS=x_rows,
-        num_warps=max(num_warps, x_rows // 32),
+        ONWARD=onward is not None,
+        num_warps=num_warps,
         maxnreg=weight.format.registers if x_rows == 16 else None,  # one row spills nothing, and more take more
         enable_fp_fusion=False,  # as in `dequantize`; the sum's own is asked for
     )
     if splits > 1:
         add_splits_kernel[(triton.cdiv(m * n, 256),)](y, out, m * n, splits, TILE=256, num_warps=2)
     return y
+
+
+def _together(weight: Weight) -> int:
+    """k that a split has all of: a group, or as much as makes its scales small beside the codes."""
+    return weight.group or 512
+
+
+def _named_features(n: int, splits: int) -> int:
+    return next((f for f in NAMED_FEATURES if triton.cdiv(n, f) * splits >= NAMED_PROGRAMS), NAMED_FEATURES[-1])
 
 
 def _tile(weight: Weight, x_rows: int, tile: int, features: int | None) -> tuple[int, int]:

@@ -102,6 +102,71 @@ def awq(packed, strides, at, HOW: tl.constexpr):
 
 
 @triton.jit
+def gptq_v1_onward(packed, strides, at, known, scale, zero, HOW: tl.constexpr):
+    """As gptq_v2_onward, the zero points stored less one."""
+    return _gptq_onward(packed, strides, at, known, scale, zero, 1, HOW)
+
+
+@triton.jit
+def gptq_v2_onward(packed, strides, at, known, scale, zero, HOW: tl.constexpr):
+    """gptq_v2 of tiles one below the other: float32 [rows, columns], and group `known`'s scale and zero to go on with.
+
+    scale, zero: float32 [1, columns], the zero point raised by 2^23, so that a field that is set into the last bits of
+    2^23 needs no conversion. They are loaded when the group changes; where a tile's rows have several, each row's own.
+    """
+    return _gptq_onward(packed, strides, at, known, scale, zero, 0, HOW)
+
+
+@triton.jit
+def _gptq_onward(packed, strides, at, known, scale, zero, ADDED: tl.constexpr, HOW: tl.constexpr):
+    word_row, word_live = rows_of(at, HOW, 8)
+    column, live = columns_of(at, HOW, 1)
+    pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
+    word = load(pointer, word_live & live, HOW)
+    q = (word[:, None, :] >> (tl.arange(0, 8) * 4)[None, :, None]) & 15
+    k = word_row * 8 + tl.arange(0, 8)[None, :]
+    group = load(packed[3] + k.to(tl.int64) * strides[7], word_live, HOW)
+    if not HOW.even:  # rows that are not there are of any group
+        group = tl.where(word_live, group, tl.max(group))
+    first, last = tl.min(group), tl.max(group)
+    if first == last:
+        if first != known:
+            known = first
+            wide = first.to(tl.int64)
+            field = load(packed[1] + wide * strides[2] + (column >> 3).to(tl.int64) * strides[3], live, HOW)
+            zero = _raised(((field >> ((column & 7) * 4)) + ADDED) & 15)
+            scale = load(packed[2] + wide * strides[4] + column.to(tl.int64) * strides[5], live, HOW).to(tl.float32)
+        value = (_raised(q) - zero[:, None, :]) * scale[:, None, :]
+    else:
+        value = _of_groups(q, packed, strides, group.to(tl.int64), at, ADDED, HOW)
+    return tl.reshape(value, [HOW.rows, HOW.columns]), known, scale, zero
+
+
+@triton.jit
+def awq_onward(packed, strides, at, known, scale, zero, HOW: tl.constexpr):
+    """As gptq_v2_onward, for tiles whose rows are of one group."""
+    row, row_live = rows_of(at, HOW, 1)
+    word_column, word_live = columns_of(at, HOW, 8)
+    pointer = first_row(packed[0], row, strides, HOW) + word_column.to(tl.int64) * strides[1]
+    q = _interleaved(load(pointer, row_live & word_live, HOW), HOW)
+    group = at[0] * HOW.rows // HOW.group if HOW.group > 0 else at[0] * 0
+    if group != known:
+        known = group
+        wide = group.to(tl.int64)
+        word = load(packed[1] + wide * strides[2] + word_column.to(tl.int64) * strides[3], word_live, HOW)
+        zero = _raised(_interleaved(word, HOW))
+        column, live = columns_of(at, HOW, 1)
+        scale = load(packed[2] + wide * strides[4] + column.to(tl.int64) * strides[5], live, HOW).to(tl.float32)
+    return (_raised(q) - zero) * scale, known, scale, zero
+
+
+@triton.jit
+def _raised(q):
+    """float32: 2^23 + q, for small integers in int32."""
+    return (q | 0x4B000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _interleaved(word, HOW: tl.constexpr):
     """int32 [rows, columns]: 4-bit fields of the words, those of columns 0, 2, 4, 6, 1, 3, 5, 7 from the lowest on."""
     column = tl.arange(0, 8)
