@@ -41,6 +41,11 @@ struct Params {
   int group, row_shift, mode, scale_kind;
 };
 
+template <typename T>
+constexpr bool kIsHalf = false;
+template <>
+constexpr bool kIsHalf<__half> = true;
+
 // ---- results --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ unsigned pack_pair(int kind, float low, float high) {

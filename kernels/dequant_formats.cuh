@@ -16,6 +16,7 @@ namespace pb {
 // ELEMENTS weights in BYTES bytes, the next ones right behind them.
 template <int ELEMENTS, int BYTES>
 struct Dense {
+  static constexpr bool PAIRED = false;
   Params p;
   __device__ long long first_byte(long long row, long long column) const { return column / ELEMENTS * BYTES; }
   __device__ long long last_byte(long long row, long long column) const {
@@ -148,6 +149,7 @@ struct Int8 : Dense<1, 1> {
 // weight_packed int32 [n, words], weight_scale, weight_zero_point packed along n or absent. mode: bits of a field, + 16
 // with zero points, + 32 to round to odd.
 struct PackQuantized {
+  static constexpr bool PAIRED = false;
   Params p;
   Known known;
   __device__ int bits() const { return p.mode & 15; }
@@ -182,8 +184,62 @@ struct PackQuantized {
   }
 };
 
+// ---- pairs of 16 bits, for tensor cores ------------------------------------------------------------------------------
+//
+// A format may have `pairs<T>` beside `decode`: the runs' weights in T, a pair being weights i and i + 4, so that one mask
+// takes both from a word; and `finish`, what is left to do to a sum of products.
+
+// e2m1 set into the last bits of T's exponent and the first of its significand, signs in place: 2^-14 (half) or 2^-126
+// (bfloat16) times the number, its subnormal 0.5 too.
+template <typename T>
+__device__ __forceinline__ void e2m1_pairs(unsigned word, unsigned (&out)[RUN / 2]) {
+  constexpr bool half = kIsHalf<T>;
+#pragma unroll
+  for (int i = 0; i < RUN / 2; ++i) {
+    const int up = (half ? 9 : 6) - 4 * i;
+    const unsigned magnitude = (up < 0 ? word >> -up : word << up) & (half ? 0x0E000E00u : 0x01C001C0u);
+    out[i] = (word << (12 - 4 * i) & 0x80008000u) | magnitude;
+  }
+}
+
+// Both halves times a number of T, each product rounded once.
+template <typename T>
+__device__ __forceinline__ void scale_pairs(unsigned (&pairs)[RUN / 2], float scale) {
+  using Pair = typename Convert<T>::Pair;
+  const Pair both = from_floats<T>(scale, scale);
+#pragma unroll
+  for (int i = 0; i < RUN / 2; ++i) pairs[i] = bit_cast<unsigned>(__hmul2_rn(bit_cast<Pair>(pairs[i]), both));
+}
+
+template <typename T>
+__device__ __forceinline__ void round_pairs(const float (&values)[RUN], unsigned (&out)[RUN / 2]) {
+#pragma unroll
+  for (int i = 0; i < RUN / 2; ++i) out[i] = bit_cast<unsigned>(from_floats<T>(values[i], values[i + RUN / 2]));
+}
+
 // blocks uint8 [n, k/32, 16], scales uint8 [n, k/32]. number * scale, exact.
 struct Mxfp4 : Dense<2, 1> {
+  static constexpr bool PAIRED = true;
+  __device__ float finish(float sum) const { return sum; }
+
+  template <typename T, int RUNS>
+  __device__ void pairs(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                        unsigned (&out)[RUNS][RUN / 2]) const {
+    const unsigned e = p.arrays.at<unsigned char>(0, row, column >> 5);
+    if (e < 99 || e > 128) {  // 2^(e - 127) times what e2m1_pairs lacks is no normal number of half
+      float values[RUNS][RUN];
+      decode<RUNS>(tile, base, run, row, column, values);
+#pragma unroll
+      for (int r = 0; r < RUNS; ++r) round_pairs<T>(values[r], out[r]);
+      return;
+    }
+    const float scale = __uint_as_float((e + (kIsHalf<T> ? 14 : 126)) << 23);
+#pragma unroll
+    for (int r = 0; r < RUNS; ++r) {
+      e2m1_pairs<T>(tile.word(base / 2 + RUN / 2 * (run + r)), out[r]);
+      scale_pairs<T>(out[r], scale);
+    }
+  }
   template <int RUNS>
   __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
                          float (&values)[RUNS][RUN]) const {
@@ -200,6 +256,34 @@ struct Mxfp4 : Dense<2, 1> {
 // weight_packed uint8 [n, k/2], weight_scale e4m3 [n, k/16], global_scale float32. (number * scale) * global, the first
 // product exact. mode: 1 to divide, 2 for swizzled scales, 4 for number * (scale * global).
 struct Nvfp4 : Dense<2, 1> {
+  static constexpr bool PAIRED = true;
+
+  // The global scale, left out of the pairs, which are 2^-7 times number * scale: exact, and in range.
+  __device__ float finish(float sum) const {
+    return p.mode & 4 ? sum : together(__fmul_rn(sum, 128.0f), p.arrays.at<float>(1, 0, 0));
+  }
+
+  template <typename T, int RUNS>
+  __device__ void pairs(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
+                        unsigned (&out)[RUNS][RUN / 2]) const {
+    if (p.mode & 4) {
+      float values[RUNS][RUN];
+      decode<RUNS>(tile, base, run, row, column, values);
+#pragma unroll
+      for (int r = 0; r < RUNS; ++r) round_pairs<T>(values[r], out[r]);
+      return;
+    }
+    float scale = 0;
+#pragma unroll
+    for (int r = 0; r < RUNS; ++r) {
+      if (r % 2 == 0) {
+        const float stored = e4m3(block_scale(row, (column >> 4) + (run + r) / 2));
+        scale = __fmul_rn(stored, kIsHalf<T> ? 0x1p7f : 0x1p119f);
+      }
+      e2m1_pairs<T>(tile.word(base / 2 + RUN / 2 * (run + r)), out[r]);
+      scale_pairs<T>(out[r], scale);
+    }
+  }
   template <int RUNS>
   __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long row, long long column,
                          float (&values)[RUNS][RUN]) const {
@@ -246,6 +330,7 @@ __device__ const float kBits4Codes[32] = {
 // flat weight; nested: absmax_q uint8 [blocks], absmax2 [ceil(blocks/256)], offset, code2 [256]. table[code] * absmax.
 // mode: 1 for FP4, 2 for nested.
 struct Bits4 {
+  static constexpr bool PAIRED = false;
   Params p;
   __device__ long long first_byte(long long row, long long column) const { return (row * p.k + column) / 2; }
   __device__ long long last_byte(long long row, long long column) const { return (row * p.k + column + 1) / 2; }

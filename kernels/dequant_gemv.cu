@@ -56,6 +56,10 @@ struct Input {
         if (column + i < k) out[i / 2] |= static_cast<unsigned>(from[(column + i) * column_stride]) << 16 * (i % 2);
     }
   }
+  // A row of 16-bit numbers, for what is a row's own: beyond the last, that one again.
+  __device__ const unsigned short* any_row(int row) const {
+    return static_cast<const unsigned short*>(data) + min(row, rows - 1) * row_stride;
+  }
   __device__ void floats(int row, long long column, float (&out)[RUN]) const {
     const float* from = static_cast<const float*>(data) + row * row_stride;
 #pragma unroll
@@ -92,23 +96,38 @@ __device__ __forceinline__ void multiply(float (&acc)[4], const unsigned (&low)[
   mma_m16n8k16<T>(acc, a, b, acc);
 }
 
+// From numbers 2 i and 2 i + 1 of a run to i and i + 4.
+__device__ __forceinline__ void split_pairs(unsigned (&pairs)[RUN / 2]) {
+  const unsigned a = pairs[0], b = pairs[1], c = pairs[2], d = pairs[3];
+  pairs[0] = __byte_perm(a, c, 0x5410), pairs[1] = __byte_perm(a, c, 0x7632);
+  pairs[2] = __byte_perm(b, d, 0x5410), pairs[3] = __byte_perm(b, d, 0x7632);
+}
+
 template <typename T>
 __device__ __forceinline__ unsigned pack(float low, float high) {
   return bit_cast<unsigned>(from_floats<T>(low, high));
 }
 
-template <typename T>
+// SPLIT: a pair is numbers i and i + 4 of its run, else 2 i and 2 i + 1.
+template <typename T, bool SPLIT>
 __device__ __forceinline__ void multiply_runs(float (&acc)[4], const Input& input, int g, long long column,
-                                              const float (&values)[RUNS][RUN]) {
+                                              const unsigned (&weights)[RUNS][RUN / 2]) {
+  const bool whole = input.wide && column + RUNS * RUN <= input.k && input.rows <= 8;
+  const unsigned short* from = input.any_row(g) + column;
 #pragma unroll
   for (int run = 0; run < RUNS; ++run) {
-    unsigned low[RUN / 2], high[RUN / 2];
-    input.pairs(g, column + RUN * run, low);
-    input.pairs(g + 8, column + RUN * run, high);
+    unsigned low[RUN / 2], high[RUN / 2] = {};
+    if (whole) {
+      const uint4 words = load16(from + RUN * run);
+      low[0] = words.x, low[1] = words.y, low[2] = words.z, low[3] = words.w;
+    } else {
+      input.pairs(g, column + RUN * run, low);
+      input.pairs(g + 8, column + RUN * run, high);
+    }
+    if (SPLIT) split_pairs(low), split_pairs(high);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      multiply<T>(acc, low, high, half, pack<T>(values[run][4 * half], values[run][4 * half + 1]),
-                  pack<T>(values[run][4 * half + 2], values[run][4 * half + 3]));
+      multiply<T>(acc, low, high, half, weights[run][2 * half], weights[run][2 * half + 1]);
   }
 }
 
@@ -171,8 +190,25 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     const Staged segment{reinterpret_cast<const unsigned*>(staged), static_cast<unsigned>((buffer * FEATURES + g) * pitch + 16) + start};
     for (int step = warp; step * LANES_K < count; step += warps) {
       const int at = (step * 4 + t) * RUNS * RUN;
+      const bool whole = live && at + RUNS * RUN <= count;
+      if constexpr (kMatrix<T> && Format::PAIRED) {
+        unsigned weights[RUNS][RUN / 2] = {};
+        if (whole) {
+          format.template pairs<T, RUNS>(segment, at, 0, row, from + at, weights);
+        } else {  // in whole runs
+#pragma unroll
+          for (int run = 0; run < RUNS; ++run) {
+            unsigned some[1][RUN / 2] = {};
+            if (live && at + RUN * run < count) format.template pairs<T, 1>(segment, at, run, row, from + at, some);
+#pragma unroll
+            for (int i = 0; i < RUN / 2; ++i) weights[run][i] = some[0][i];
+          }
+        }
+        multiply_runs<T, true>(acc, input, g, from + at, weights);
+        continue;
+      }
       float values[RUNS][RUN];
-      if (live && at + RUNS * RUN <= count) {
+      if (whole) {
         format.template decode<RUNS>(segment, at, 0, row, from + at, values);
       } else {
 #pragma unroll
@@ -185,7 +221,12 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
         }
       }
       if constexpr (kMatrix<T>) {
-        multiply_runs<T>(acc, input, g, from + at, values);
+        unsigned weights[RUNS][RUN / 2];
+#pragma unroll
+        for (int run = 0; run < RUNS; ++run)
+#pragma unroll
+          for (int i = 0; i < RUN / 2; ++i) weights[run][i] = pack<T>(values[run][2 * i], values[run][2 * i + 1]);
+        multiply_runs<T, false>(acc, input, g, from + at, weights);
       } else {
 #pragma unroll
         for (int run = 0; run < RUNS; ++run) {
@@ -221,6 +262,7 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     const int r = i / FEATURES, feature = i % FEATURES;
     float sum = sums[0][r][feature];
     for (int w = 1; w < warps; ++w) sum += sums[w][r][feature];
+    if constexpr (kMatrix<T> && Format::PAIRED) sum = format.finish(sum);
     output.store(x_row0 + r, feature0 + feature, sum);
   }
 }

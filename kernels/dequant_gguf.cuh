@@ -10,6 +10,7 @@ namespace pb {
 // Self::decode_run decodes one run; what it does for the whole block alone, compilers do once for four.
 template <typename Self, int ELEMENTS, int BYTES>
 struct Gguf {
+  static constexpr bool PAIRED = false;
   Params p;
   template <int RUNS>
   __device__ void decode(const Staged& tile, unsigned base, unsigned run, long long, long long,
