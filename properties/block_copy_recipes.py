@@ -27,7 +27,8 @@ class CopyRecipe:
     """`caches` are (dtype, trailing shape, layout); a layout `halves` adds two caches, both halves of one tensor.
 
     pairs: "random" a partial map, "chain" i -> i+1, "cycle" the same closed, "swap" neighbours, "fan out" one source,
-    "self" every block to itself, "none". `count` is the number of pairs aimed at.
+    "forks" sources of two destinations each, "self" every block to itself, "none". `count` is the number of pairs aimed
+    at, or of blocks that they move between.
     """
 
     caches: tuple[tuple[str, tuple[int, ...], str], ...] = (("float16", (2, 4), "contiguous"),)
@@ -40,7 +41,7 @@ class CopyRecipe:
         "dtype": tuple(DTYPES),
         "shape": ((2, 4), (), (1,), (3,), (17,), (16, 2, 8), (2, 3, 5), (16, 2, 64), (5, 410), (4096,), (0,)),
         "layout": ("contiguous", "halves", "hnd", "padded", "spread"),
-        "pairs": ("random", "none", "chain", "cycle", "swap", "fan out", "self"),
+        "pairs": ("random", "none", "chain", "cycle", "swap", "fan out", "forks", "self"),
     }
 
     @classmethod
@@ -138,6 +139,7 @@ def _pairs(kind: str, blocks: int, count: int, rng: np.random.Generator) -> Arra
         "cycle": lambda: (ids, np.roll(ids, -1)),
         "swap": lambda: (ids[: ids.size // 2 * 2], ids[: ids.size // 2 * 2].reshape(-1, 2)[:, ::-1].reshape(-1)),
         "fan out": lambda: (np.full(max(ids.size - 1, 0), ids[0] if ids.size else 0), ids[1:]),
+        "forks": lambda: (np.repeat(ids[::3], 2)[: ids.size - ids[::3].size], np.delete(ids, np.s_[::3])),
         "self": lambda: (ids, ids),
     }
     return np.array(made[kind](), INT64).reshape(2, -1).T.copy()

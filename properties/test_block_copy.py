@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.properties import block_copy_relations, contracts, far_blocks, relations
-from pagebench.properties.block_copy_recipes import CopyRecipe
+from pagebench.properties.block_copy_recipes import DTYPES, CopyRecipe
 from pagebench.properties.claims import claim, fixed
 from pagebench.properties.subject import Subject
 
@@ -60,6 +60,32 @@ def test_every_map_of_three_blocks(subject: Subject) -> None:
         pairs = np.array([(src, dst) for dst, src in enumerate(sources) if src < 3], np.int64).reshape(-1, 2)
         problem = type(recipe.build())(recipe.build().caches, pairs)
         subject.hold_if_accepted(contracts.check, problem)
+
+
+@fixed(OP)
+def test_many_pairs(subject: Subject) -> None:
+    """More pairs, longer chains and cycles, and more destinations of one source than a program looks at at once."""
+    within = subject.support(OP)
+    assert within is not None, "an op that is not supported is not asked"
+    plain = CopyRecipe.sample(**within.plain)
+    blocks_of = {"random": (17, 513), "chain": (66,), "cycle": (257,), "fan out": (10, 71, 301), "forks": (99, 900)}
+    for kind, counts in blocks_of.items():
+        for blocks in counts:  # of a chain or a source's destinations one more than pairs, of forks half as many more
+            recipe = dataclasses.replace(plain, pairs=kind, num_blocks=blocks, count=blocks)
+            subject.hold_if_accepted(contracts.check, recipe.build())
+
+
+@fixed(OP)
+def test_large_blocks(subject: Subject) -> None:
+    """Blocks of a little more than 32 KiB and 64 KiB, with wide accesses and without."""
+    within = subject.support(OP)
+    assert within is not None, "an op that is not supported is not asked"
+    plain = CopyRecipe.sample(**within.plain)
+    dtype, _, layout = plain.caches[0]
+    for nbytes in (2**15 + 16, 2**16 + DTYPES[dtype].itemsize):
+        shape = (nbytes // DTYPES[dtype].itemsize,)
+        recipe = dataclasses.replace(plain, caches=((dtype, shape, layout),), num_blocks=3, pairs="cycle", count=2)
+        subject.hold_if_accepted(contracts.check, recipe.build())
 
 
 @fixed(OP)

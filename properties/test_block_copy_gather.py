@@ -74,6 +74,18 @@ def test_many_sequences(subject: Subject) -> None:
 
 
 @fixed(OP)
+def test_many_rows(subject: Subject) -> None:
+    """Sequences of 70 and of 1,100 rows, from a cache of the result's type and from one with a scale in each slot."""
+    within = subject.support(OP)
+    assert within is not None, "an op that is not supported is not asked"
+    plain = GatherRecipe.sample(**within.plain)
+    for sequences in ((70, 0, 65), (1100, 3)):
+        many = dataclasses.replace(plain, sequences=sequences)
+        for recipe in (many, dataclasses.replace(many, cache_dtype="int8", scale="slot")):
+            subject.hold_if_accepted(contracts.check, recipe.build())
+
+
+@fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
     """Offsets do not wrap at 2^31: of blocks and their scales, and of the table's rows."""
     for cache_dtype, scale in ((None, None), ("float8_e5m2", "slot")):

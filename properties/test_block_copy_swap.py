@@ -1,5 +1,6 @@
 """Swapping blocks with the host: what every provider's `swap_blocks` must do, in every byte of both pools."""
 
+import dataclasses
 from typing import Any
 
 from pagebench.properties import block_copy_relations as relations
@@ -41,6 +42,18 @@ def test_many_layers(subject: Subject) -> None:
     cache = ("bfloat16", (4, 2, 8), "halves", "contiguous")
     problem = SwapRecipe((cache,) * 80, num_src=6, num_dst=6, count=4, adjacent=True).build()
     subject.hold_if_accepted(contracts.check, problem)
+
+
+@fixed(OP)
+def test_many_pairs(subject: Subject) -> None:
+    """17 to 600 pairs, all over the pools and adjacent."""
+    within = subject.support(OP)
+    assert within is not None, "an op that is not supported is not asked"
+    plain = SwapRecipe.sample(**within.plain)
+    for count in (17, 300, 600):
+        for adjacent in (False, True):
+            recipe = dataclasses.replace(plain, num_src=count, num_dst=count + 1, count=count, adjacent=adjacent)
+            subject.hold_if_accepted(contracts.check, recipe.build())
 
 
 @fixed(OP)

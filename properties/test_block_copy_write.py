@@ -1,12 +1,14 @@
 """Writing rows into a cache: what every provider's `write_kv` must do. Every byte of the destination is compared."""
 
+import dataclasses
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from pagebench.properties import block_copy_relations as relations
 from pagebench.properties import contracts, far_blocks
-from pagebench.properties.block_copy_rows_recipes import QUANTISED, WriteRecipe
+from pagebench.properties.block_copy_rows_recipes import DTYPES, QUANTISED, WriteRecipe
 from pagebench.properties.claims import claim, fixed
 from pagebench.properties.subject import Subject
 from pagebench.reference.block_copy_write import WriteKV
@@ -87,6 +89,44 @@ def test_rows_of_every_launch_size(subject: Subject) -> None:
         for heads, size in ((31, 128), (33, 128), (64, 128), (65, 128), (128, 128), (33, 100), (7, 13)):
             problem = WriteRecipe(dtype, cache_dtype, heads, size, num_rows=2, mapped=2, block_size=1).build()
             subject.hold_if_accepted(contracts.check, problem)
+
+
+@fixed(OP)
+def test_many_tokens(subject: Subject) -> None:
+    """33 to 1,100 tokens, skipped ones among them, to a cache of the rows' type and to one with computed scales."""
+    within = subject.support(OP)
+    assert within is not None, "an op that is not supported is not asked"
+    plain = WriteRecipe.sample(**within.plain)
+    for tokens in (33, 300, 1100):
+        many = dataclasses.replace(plain, num_rows=tokens, mapped=tokens, skip_every=7)
+        quantised = dataclasses.replace(many, cache_dtype="int8", scale="computed")
+        for recipe in (many, quantised):
+            subject.hold_if_accepted(contracts.check, recipe.build())
+
+
+@fixed(OP)
+def test_scales_of_rows_of_every_kind(subject: Subject) -> None:
+    """Computed for rows longer than 512 and 1024 elements: with the largest one anywhere, zero, -0, tiny and huge."""
+    for name in QUANTISED:
+        for dtype, head_size in (("float32", 513), ("float16", 600), ("bfloat16", 600), ("float32", 1025)):
+            problem = _rows_of_every_kind(dtype, name, head_size)
+            subject.hold_if_accepted(contracts.check, problem)
+
+
+def _rows_of_every_kind(dtype: str, cache_dtype: str, head_size: int) -> WriteKV:
+    """A token each, all scales being positive; values are the keys in another order."""
+    rng = np.random.default_rng(head_size)
+    normal = rng.standard_normal(head_size)
+    limits = ml_dtypes.finfo(DTYPES[dtype])
+    most, least = float(limits.max), float(limits.smallest_subnormal)
+    tiny = max(least, 2.0**-133) * 2  # its scale would be 0 if it were 1/57344 of float32's least number
+    peaks = [np.where(np.arange(head_size) == at, -9.5, 0.25 * normal) for at in (0, head_size // 2, head_size - 1)]
+    subnormal = [normal * float(limits.smallest_normal), np.full(head_size, tiny), -tiny * np.arange(head_size)]
+    rows = [normal, 0 * normal, np.full(head_size, -0.0), *subnormal, np.full(head_size, most), -most * (normal > 1)]
+    key = np.stack([*rows, *peaks])[:, None].astype(DTYPES[dtype])
+    count = key.shape[0]
+    recipe = WriteRecipe(dtype, cache_dtype, 1, head_size, num_rows=count, mapped=count, scale="computed")
+    return dataclasses.replace(recipe.build(), key=key, value=key[::-1].copy())
 
 
 @fixed(OP)

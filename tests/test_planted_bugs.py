@@ -8,6 +8,7 @@ import numpy_kernels
 import planted_attention
 import planted_others
 import planted_rows
+import planted_sizes
 import pytest
 from claim_runner import MODULES, caught_by
 
@@ -15,38 +16,39 @@ from claim_runner import MODULES, caught_by
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-def planted(module: ModuleType, base: type) -> list[Any]:
-    """The planted bugs of `module` that derive from `base`."""
-    found = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c is not base]
+def planted(base: type, *modules: ModuleType) -> list[Any]:
+    """The planted bugs of `modules` that derive from `base`."""
+    classes = [c for module in modules for c in vars(module).values() if isinstance(c, type)]
+    found = [c for c in classes if issubclass(c, base) and c is not base]
     return [pytest.param(c, id=c.__name__) for c in found]
 
 
-@pytest.mark.parametrize("bug", planted(planted_attention, numpy_kernels.Attention))
+@pytest.mark.parametrize("bug", planted(numpy_kernels.Attention, planted_attention))
 def test_attention_bug_is_caught(bug: Any) -> None:
     assert caught_by(bug(), "paged_attention") is not None
 
 
-@pytest.mark.parametrize("bug", planted(planted_others, numpy_kernels.Copy))
+@pytest.mark.parametrize("bug", planted(numpy_kernels.Copy, planted_others, planted_sizes))
 def test_copy_bug_is_caught(bug: Any) -> None:
     assert caught_by(bug(), "copy_blocks") is not None
 
 
-@pytest.mark.parametrize("bug", planted(planted_rows, numpy_kernels.Swap))
+@pytest.mark.parametrize("bug", planted(numpy_kernels.Swap, planted_rows, planted_sizes))
 def test_swap_bug_is_caught(bug: Any) -> None:
     assert caught_by(bug(), "swap_blocks") is not None
 
 
-@pytest.mark.parametrize("bug", planted(planted_rows, numpy_kernels.Write))
+@pytest.mark.parametrize("bug", planted(numpy_kernels.Write, planted_rows, planted_sizes))
 def test_write_bug_is_caught(bug: Any) -> None:
     assert caught_by(bug(), "write_kv") is not None
 
 
-@pytest.mark.parametrize("bug", planted(planted_rows, numpy_kernels.Gather))
+@pytest.mark.parametrize("bug", planted(numpy_kernels.Gather, planted_rows, planted_sizes))
 def test_gather_bug_is_caught(bug: Any) -> None:
     assert caught_by(bug(), "gather_kv") is not None
 
 
-@pytest.mark.parametrize("bug", planted(planted_others, numpy_kernels.Dequant))
+@pytest.mark.parametrize("bug", planted(numpy_kernels.Dequant, planted_others))
 def test_dequant_bug_is_caught(bug: Any) -> None:
     assert caught_by(bug(), "dequantize") is not None
 
