@@ -1,8 +1,8 @@
 // The formats packed across the rows of [k, n] or along n, with scales per group of k: GPTQ and AWQ int4.
 //
 // A format is a struct with `Codes`, eight rows by eight columns of them, which a thread loads at once, `StagedCodes`, which
-// it reads from what its warp staged, and `row`, which decodes the eight columns of one row of codes; rows come in ascending order. Scales
-// and zero points are loaded when the group changes. Scale * (q - zero) is exact: 11 significant bits times 5.
+// it reads from what its warp staged, and `row`, which decodes the eight columns of one row of codes. Scales and zero points are loaded
+// when the group changes. Scale * (q - zero) is exact: 11 significant bits times 5.
 //
 // `stage` copies the codes of 32 rows by 64 columns to a warp's STAGE_WORDS of shared memory; they are there after
 // cp_async_wait and __syncwarp. What lies beyond the weight is not copied, and must not be read.
@@ -46,6 +46,22 @@ struct GroupScales {
       scale[j] = p.scale_kind == kHalf ? to_float(bit_cast<__half>(bits)) : to_float(bit_cast<__nv_bfloat16>(bits));
       raised_zero[j] = raised(((zeros >> 4 * slot(j)) + (p.mode >> 1 & 1)) & 15);
     }
+  }
+  // What pairs of T are decoded with: T holds the scales as they are, and `magic` + q for every code q.
+  template <typename T>
+  __device__ bool fits() const {
+    return p.scale_kind == (kIsHalf<T> ? kHalf : kBfloat16);
+  }
+  // Pairs of weights of column j, from the words of two codes in bits 4 i and 16 + 4 i, i below 4. Exact but for the last
+  // product, which rounds once.
+  template <typename T>
+  __device__ void pairs(unsigned word, int i, int j, unsigned& out) const {
+    using Pair = typename Convert<T>::Pair;
+    constexpr unsigned magic = kIsHalf<T> ? 0x64006400u : 0x43004300u;  // 1024 or 128: the last bit counts ones
+    const unsigned zero = (__float_as_uint(raised_zero[j]) & 15) * 0x00010001u + magic;
+    const unsigned code = (word >> 4 * i & 0x000F000Fu) | magic;
+    const Pair difference = __hsub2_rn(bit_cast<Pair>(code), bit_cast<Pair>(zero));
+    out = bit_cast<unsigned>(__hmul2_rn(difference, from_floats<T>(scale[j], scale[j])));
   }
   __device__ float weight(unsigned q, int j) const { return __fmul_rn(scale[j], __fsub_rn(raised(q), raised_zero[j])); }
 };
@@ -116,6 +132,24 @@ struct Gptq {
 
   GroupScales scales;
   __device__ Gptq(const Params& p, long long column) : scales(p, column) {}
+
+  // Whether the eight rows are of one group, whose scales are then loaded, so that `pairs` decodes them.
+  template <typename T>
+  __device__ bool together(const StagedCodes& codes, int) {
+    const uint4* from = reinterpret_cast<const uint4*>(codes.groups);
+    const uint4 a = from[0], b = from[1];
+    const unsigned first = a.x;
+    if ((a.y ^ first | a.z ^ first | a.w ^ first | b.x ^ first | b.y ^ first | b.z ^ first | b.w ^ first) || !scales.fits<T>())
+      return false;
+    if (static_cast<int>(first) != scales.loaded) scales.load(static_cast<int>(first), [](int j) { return j; });
+    return true;
+  }
+  // Column j: pairs of rows i and i + 4.
+  template <typename T>
+  __device__ void pairs(const StagedCodes& codes, int j, unsigned (&out)[RUN / 2]) const {
+#pragma unroll
+    for (int i = 0; i < RUN / 2; ++i) scales.template pairs<T>(codes.words[j], i, j, out[i]);
+  }
 
   template <typename SomeCodes>
   __device__ void row(const SomeCodes& codes, int i, int, float (&values)[RUN]) {
@@ -198,18 +232,36 @@ struct Awq {
   using StagedCodes = Codes;
 
   GroupScales scales;
-  unsigned next_group;  // its first row
-  __device__ Awq(const Params& p, long long column) : scales(p, column), next_group(0) {}
+  unsigned start, span;  // rows of the group whose scales are loaded
+  __device__ Awq(const Params& p, long long column) : scales(p, column), start(0), span(0) {}
 
+  __device__ static int slot(int j) { return j / 2 + j % 2 * 4; }
+
+  // Loads what row `row` is decoded with.
+  __device__ void reach(int row) {
+    if (static_cast<unsigned>(row) - start < span) return;
+    const unsigned size = static_cast<unsigned>(scales.p.group), group = size ? static_cast<unsigned>(row) / size : 0;
+    start = group * size, span = size ? size : ~0u;
+    scales.load(group, slot);
+  }
   __device__ void row(const Codes& codes, int i, int row, float (&values)[RUN]) {
-    const auto slot = [](int j) { return j / 2 + j % 2 * 4; };
-    if (static_cast<unsigned>(row) >= next_group) {
-      const unsigned size = static_cast<unsigned>(scales.p.group), group = size ? static_cast<unsigned>(row) / size : 0;
-      next_group = size ? (group + 1) * size : ~0u;
-      scales.load(group, slot);
-    }
+    reach(row);
 #pragma unroll
     for (int j = 0; j < RUN; ++j) values[j] = scales.weight(codes.words[i] >> 4 * slot(j) & 15, j);
+  }
+
+  template <typename T>
+  __device__ bool together(const Codes&, int row) {
+    reach(row);
+    return static_cast<unsigned>(row) - start + ROWS <= span && scales.fits<T>();
+  }
+  template <typename T>
+  __device__ void pairs(const Codes& codes, int j, unsigned (&out)[RUN / 2]) const {
+#pragma unroll
+    for (int i = 0; i < RUN / 2; ++i) {
+      const unsigned both = __byte_perm(codes.words[i], codes.words[i + 4], j % 2 ? 0x7632 : 0x5410);
+      scales.template pairs<T>(both, j / 2, j, out[i]);
+    }
   }
 };
 

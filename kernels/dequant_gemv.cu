@@ -348,23 +348,30 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
         }
       }
     } else {
-      unsigned low[RUN / 2], high[RUN / 2];
+      unsigned weights[RUN][RUN / 2];
+      unsigned low[RUN / 2], high[RUN / 2] = {};
       input.pairs(g, row, low);
-      input.pairs(g + 8, row, high);
+      if (rows > 8) input.pairs(g + 8, row, high);
+      split_pairs(low), split_pairs(high);
+      if (left == ROWS && format.template together<T>(loaded, row)) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        unsigned weights[2][RUN];
+        for (int j = 0; j < RUN; ++j) format.template pairs<T>(loaded, j, weights[j]);
+      } else {
 #pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-          float even[RUN], odd[RUN];
-          decode(4 * half + 2 * pair, even);
-          decode(4 * half + 2 * pair + 1, odd);
+        for (int i = 0; i < RUN / 2; ++i) {
+          float first_row[RUN], other[RUN];
+          decode(i, first_row);
+          decode(i + RUN / 2, other);
 #pragma unroll
-          for (int j = 0; j < RUN; ++j) weights[pair][j] = pack<T>(even[j], odd[j]);
+          for (int j = 0; j < RUN; ++j) weights[j][i] = pack<T>(first_row[j], other[j]);
         }
-#pragma unroll
-        for (int j = 0; j < RUN; ++j) multiply<T>(acc[j], low, high, half, weights[0][j], weights[1][j]);
       }
+      __syncwarp();  // an mma takes all lanes
+#pragma unroll
+      for (int j = 0; j < RUN; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          multiply<T>(acc[j], low, high, half, weights[j][2 * half], weights[j][2 * half + 1]);
     }
     __syncwarp();
   }
