@@ -20,6 +20,7 @@
 #include "intrinsics.cuh"
 
 constexpr int WORDS_PER_THREAD = 4;
+constexpr int MAX_THREADS = 256;  // of a program
 
 enum Role { DEPENDENT = 0, ROOT = 1, CYCLE = 2 };
 
@@ -200,10 +201,11 @@ struct Pairs {
   __device__ bool moves(int i, long long from) const { return src(i) == from && dst(i) != from; }
 };
 
-// Program (x, y): pair x / slices, slice x % slices of layout y. addresses int64 [layouts]; layouts as struct Layout.
+// Program (x, y): pair x / slices, slice x % slices of the layouts y, y + gridDim.y and so on. addresses int64 [layouts];
+// layouts as struct Layout.
 template <int kWord, int kFansOut>
 __global__ void copy_blocks(const long long* addresses, const Layout* layouts, const long long* ids,
-                            long long pair_stride, long long side_stride, int num_pairs, int slices) {
+                            long long pair_stride, long long side_stride, int num_pairs, int num_layouts, int slices) {
   const int pair = blockIdx.x / slices, slice = blockIdx.x % slices;
   const Pairs pairs{ids, pair_stride, side_stride};
   const long long src = pairs.src(pair), dst = pairs.dst(pair);
@@ -213,19 +215,31 @@ __global__ void copy_blocks(const long long* addresses, const Layout* layouts, c
     for (int i = threadIdx.x; i < pair; i += blockDim.x) earlier |= pairs.moves(i, src);
     if (__syncthreads_or(earlier)) return;  // that one's programs move it to all its destinations
   }
-  with_column<kWord>(layouts[blockIdx.y], addresses[blockIdx.y], slice, [&](const auto& column) {
-    auto held = column.words();
-    column.load(src, held.words);
-    column.store(dst, held.words);
-    if constexpr (kFansOut) {
-      for (int start = pair + 1; start < num_pairs; start += blockDim.x) {
-        const int mine = start + threadIdx.x, stop = min(num_pairs, start + static_cast<int>(blockDim.x));
-        if (!__syncthreads_or(mine < stop && pairs.moves(mine, src))) continue;
-        for (int i = start; i < stop; ++i)
-          if (pairs.moves(i, src)) column.store(pairs.dst(i), held.words);
+  const auto copy_layout = [&](int y) {
+    with_column<kWord>(layouts[y], addresses[y], slice, [&](const auto& column) {
+      auto held = column.words();
+      column.load(src, held.words);
+      column.store(dst, held.words);
+      if constexpr (kFansOut) {
+        __shared__ long long others[MAX_THREADS];
+        __shared__ int found;
+        for (int start = pair + 1; start < num_pairs; start += blockDim.x) {
+          const int mine = start + threadIdx.x;
+          if (threadIdx.x == 0) found = 0;
+          __syncthreads();
+          if (mine < num_pairs && pairs.moves(mine, src)) others[atomicAdd(&found, 1)] = pairs.dst(mine);
+          __syncthreads();
+          for (int i = 0; i < found; ++i) column.store(others[i], held.words);
+          __syncthreads();
+        }
       }
-    }
-  });
+    });
+  };
+  if constexpr (kFansOut) {
+    for (int y = blockIdx.y; y < num_layouts; y += gridDim.y) copy_layout(y);
+  } else {
+    copy_layout(blockIdx.y);  // a loop of one round would cost registers
+  }
 }
 
 // Program (x, y): the tree of pair x / slices, slice x % slices of layout y. nodes as plan_block_copy leaves them.
@@ -246,11 +260,12 @@ __global__ void copy_chained(const long long* addresses, const Layout* layouts, 
     };
     if (role == CYCLE) column.load(root_block, root_held.words);
 
+    // leader.x is the pair that writes the root's source, or -1: the parent of the root's first readers either way.
     int node = first_reader;
     bool entering = true;  // else all that the readers of its destination write has been read
     for (;;) {
       const Node links = nodes[node];
-      if (entering && links.y >= 0 && pairs.dst(node) != root_block) {
+      if (entering && links.y >= 0 && node != leader.x) {
         node = links.y;
         continue;
       }
@@ -259,7 +274,7 @@ __global__ void copy_chained(const long long* addresses, const Layout* layouts, 
         store_to_readers(links.y, held);
       }
       entering = links.z >= 0;
-      if (!entering && pairs.src(node) == root_block) break;
+      if (!entering && links.x == leader.x) break;
       node = entering ? links.z : links.x;
     }
     if (role != CYCLE) column.load(root_block, root_held.words);

@@ -9,7 +9,7 @@ words of several sizes share the launch; it is compiled for 16 bytes alone where
 Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, no spills: copy_blocks<16, 0> 40 registers, 12 programs of 128
 threads per SM, so 96 KB of loads in flight; 4 LDG.128 and 4 STG.128; its 10 narrow loads are the pair and the layout,
 one address for a whole program. Layouts of several words: 40 registers, too. copy_chained<16> 56 / 63 / 64 registers,
-plan_block_copy 32 / 32 / 40.
+plan_block_copy 32 / 32 / 40. copy_blocks<16, 1>, 256 threads: 48 on sm_90.
 """
 
 import itertools
@@ -24,6 +24,8 @@ from pagebench.kernels.cupy_launch import Device, address, ceil_div, strides_of
 SOURCE = "block_copy.cu"
 WORDS_PER_THREAD = 4  # as in block_copy.cu
 THREADS = 128  # 8 KB per program: a block of 32 KB makes four, and eight programs per SM keep 64 KB in flight
+FORK_THREADS = 256  # where a source has several destinations: each program reads the pairs before and behind its own
+FORK_PROGRAMS = 4096  # to aim for then; one in eight works where a source is forked to eight
 PLAN_THREADS = 256
 MAX_BYTES = 2**30  # of one layout: the kernel divides its words in 32 bits
 MAX_GRID_Y = 65535
@@ -133,8 +135,9 @@ def batches_of(device: Device, caches: tuple[Any, ...]) -> list[Batch]:
     return batches
 
 
-def copy_blocks(provider: Any, problem: Any, *, threads: int = THREADS) -> None:
+def copy_blocks(provider: Any, problem: Any, *, threads: int | None = None) -> None:
     """Copy in place. `provider` supplies `device` and `empty`; `threads` of a program: it moves 64 bytes for each."""
+    threads = threads or (FORK_THREADS if problem.fans_out and not problem.chained else THREADS)
     num_pairs, caches = problem.pairs.shape[0], problem.caches
     device: Device = provider.device
     batches = device.remember(caches, lambda: batches_of(device, caches)) if num_pairs else []
@@ -143,11 +146,15 @@ def copy_blocks(provider: Any, problem: Any, *, threads: int = THREADS) -> None:
     pairs = (problem.pairs, *strides_of(problem.pairs))
     nodes = _plan(provider, problem, pairs) if problem.chained else None
     for batch in batches:
-        slices = ceil_div(batch.words, threads * WORDS_PER_THREAD)
-        name = f"copy_blocks<{batch.word}, {int(problem.fans_out)}>" if nodes is None else f"copy_chained<{batch.word}>"
-        args = (batch.addresses, batch.fields, *pairs, np.int32(num_pairs) if nodes is None else nodes)
-        kernel = device.kernel(SOURCE, name)
-        kernel((num_pairs * slices, batch.count), (threads,), (*args, np.int32(slices)))
+        slices, fields = ceil_div(batch.words, threads * WORDS_PER_THREAD), (batch.addresses, batch.fields)
+        if nodes is not None:
+            kernel, groups = device.kernel(SOURCE, f"copy_chained<{batch.word}>"), batch.count
+            args = (*fields, *pairs, nodes, np.int32(slices))
+        else:
+            kernel = device.kernel(SOURCE, f"copy_blocks<{batch.word}, {int(problem.fans_out)}>")
+            groups = min(batch.count, ceil_div(FORK_PROGRAMS, num_pairs * slices)) if problem.fans_out else batch.count
+            args = (*fields, *pairs, np.int32(num_pairs), np.int32(batch.count), np.int32(slices))
+        kernel((num_pairs * slices, groups), (threads,), args)
 
 
 def _plan(provider: Any, problem: Any, pairs: tuple[Any, ...]) -> Any:

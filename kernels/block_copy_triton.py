@@ -20,7 +20,7 @@ thousands of others would leave few programs that store much each; a fork is to 
 in flight (32 registers per thread).
 
 Code generation (Triton 3.9; two caches with blocks of 32 KB; sm_80 / sm_90 / sm_100), nothing run, no spill:
-54 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 80 / 76 / 59 where sources fan out; 96 / 95 / 95
+54 registers where pairs are apart, 8 loads and 8 stores of 16 bytes; 72 on sm_90 where sources fan out; 96 / 95 / 95
 where pairs are chained, with as many loads and stores for a cycle's source, for what moves on the walk, and for the
 root; plan_kernel 32.
 """
@@ -127,16 +127,32 @@ def plan_kernel(pairs, num_pairs, ps0, ps1, of_block, nodes, rounds, SCAN: tl.co
 
 
 @triton.jit
-def _next_reader(pairs, ps0, ps1, num_pairs, block, after, SCAN: tl.constexpr):
-    """Lowest index > `after` of a pair that moves `block`; num_pairs if there is none."""
-    found = num_pairs
-    start = after + 1
-    while (found == num_pairs) & (start < num_pairs):
+def _is_first_reader(pairs, ps0, ps1, pair, block, SCAN: tl.constexpr):
+    """Whether no pair before `pair` moves `block`."""
+    first = pair >= 0  # true, but not a constant
+    start = 0
+    while first & (start < pair):
         i = start + tl.arange(0, SCAN)
-        src, dst = _pair(pairs, ps0, ps1, i, i < num_pairs)
-        found = tl.min(tl.where((src == block) & (dst != block), i, num_pairs), axis=0)
+        src, dst = _pair(pairs, ps0, ps1, i, i < pair)
+        first = tl.max(((src == block) & (dst != block)).to(tl.int32), axis=0) == 0
         start += SCAN
-    return found
+    return first
+
+
+@triton.jit
+def _store_to_others(
+    pairs, ps0, ps1, num_pairs, first, block, tile_of_block_0, block_stride, held, inside, SCAN: tl.constexpr
+):
+    """Store `held` to the destinations of the pairs behind `first` that move `block`, each pair read once."""
+    for start in range((first + 1) // SCAN * SCAN, num_pairs, SCAN):
+        i = start + tl.arange(0, SCAN)
+        src, dst = _pair(pairs, ps0, ps1, i, (i > first) & (i < num_pairs))
+        left = tl.where((src == block) & (dst != block), dst, -1)  # no two of them are the same
+        largest = tl.max(left, axis=0)
+        while largest >= 0:
+            tl.store(tile_of_block_0 + largest * block_stride, held, mask=inside)
+            left = tl.where(left == largest, -1, left)
+            largest = tl.max(left, axis=0)
 
 
 @triton.jit
@@ -224,11 +240,9 @@ def _copy_lines(
                 held = tl.load(tile_of_block_0 + src * block_stride, mask=inside)
                 tl.store(tile_of_block_0 + dst * block_stride, held, mask=inside)
                 if HOW == FANS_OUT:
-                    reader = _next_reader(pairs, ps0, ps1, num_pairs, src, root, SCAN)
-                    while reader < num_pairs:
-                        reader_dst = tl.load(pairs + reader.to(tl.int64) * ps0 + ps1)
-                        tl.store(tile_of_block_0 + reader_dst * block_stride, held, mask=inside)
-                        reader = _next_reader(pairs, ps0, ps1, num_pairs, src, reader, SCAN)
+                    _store_to_others(
+                        pairs, ps0, ps1, num_pairs, root, src, tile_of_block_0, block_stride, held, inside, SCAN
+                    )
 
 
 @triton.jit(do_not_specialize=["num_lines", "num_pairs", "ps0", "ps1", "groups", "parts"])
@@ -264,7 +278,7 @@ def copy_kernel(
     else:
         leads = src != dst
         if HOW == FANS_OUT:
-            leads = leads & (_next_reader(pairs, ps0, ps1, num_pairs, src, -1, SCAN) == root)
+            leads = leads & _is_first_reader(pairs, ps0, ps1, root, src, SCAN)
     if leads:
         for which in tl.static_range(len(CLASSES)):
             first, stop = 0, num_lines

@@ -28,6 +28,8 @@ TRACKED = (
     "qwen2.5-7b-decode-b8-s4096-block16-fp16",
     "llama-3-8b-merge-64-fp16",
     "llama-3-8b-copy-64x16-fp16",
+    "llama-3-8b-copy-64x16-fork-fp16",
+    "llama-3-8b-copy-64x16-chain-fp16",
     "llama-3-8b-write-64-fp16",
     "llama-3-8b-write-8192-int8-computed",
     "llama-3-8b-gather-b8-s4096-e4m3",
