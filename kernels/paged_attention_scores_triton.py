@@ -13,15 +13,16 @@ import triton.language as tl
 FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}  # 0: the cache has the query's dtype
 # How the scales of a quantised cache are given: one for all (a number), an element for each KV head, for each slot.
 ONE, HEAD, SLOT = 0, 1, 2
+LARGEST_BFLOAT16: tl.constexpr = tl.constexpr(3.3895313892515355e38)
 
 
 @triton.jit
 def numbers(codes, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
-    """The values of uint8 codes as DTYPE, exact; anything else as it is."""
+    """The values of codes, in the low byte of uint8 or uint16, as DTYPE, exact; anything else as it is."""
     if FORMAT == 0:
         return codes
     elif FORMAT == 3:
-        return codes.to(tl.int8, bitcast=True).to(DTYPE)
+        return codes.to(tl.uint8).to(tl.int8, bitcast=True).to(DTYPE)
     wide = codes.to(tl.uint16)
     if FORMAT == 2:
         return (wide << 8).to(tl.float16, bitcast=True).to(DTYPE)
@@ -45,6 +46,25 @@ def with_sink(top, denominator, sink):
     both = tl.maximum(top, sink)
     rescale = tl.exp2(top - both)
     return both, denominator * rescale + tl.exp2(sink - both), rescale
+
+
+@triton.jit
+def add_weighted(total, weight, v, MULTIPLY: tl.constexpr, TWO: tl.constexpr):
+    """total + weight v. weight: float32, rounded to v's type, TWO: to the sum of two numbers of v's type."""
+    if MULTIPLY:
+        return total + tl.sum(weight[:, :, None] * v[None, :, :], axis=1)
+    elif v.dtype == tl.bfloat16:
+        weight = tl.minimum(weight, LARGEST_BFLOAT16)  # the largest scales are larger, by less than is rounded off
+    high = weight.to(v.dtype)
+    total = tl.dot(high, v, total, input_precision="ieee")
+    if TWO:
+        total = tl.dot((weight - high.to(tl.float32)).to(v.dtype), v, total)
+    return total
+
+
+def pairs_of(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 codes of even strides as uint16, two codes each."""
+    return codes.view(torch.uint16)
 
 
 def codes_of(cache: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,18 @@ MAX_COLUMNS elements are cut into parts, each of which reads all of K and its ow
 Code generation (Triton 3.9; Llama-3-8B, 8 sequences of 4096 keys, blocks of 16, fp16), nothing run: 96 registers on
 sm_80, 114 on sm_90, no spill; every K and V load a 16-byte LDGSTS (24), 16 HMMA, 38,144 bytes of shared memory; 512
 programs, four to an SM, with up to 128 KB of K and V on their way per SM (and 128 programs that look for sequences of
-several queries and find none). vLLM 0.33's unified attention on the same problem, sm_80: 107 registers, 16 LDGSTS of 16
-bytes, 21,760 bytes, 80 programs. It binds four queries to a program, which leaves most SMs idle in a decode.
+several queries and find none).
+
+Quantised caches: codes are copied as they are, 16 bytes at a time by LDGSTS, and decoded behind the pipeline, on their
+way from shared memory to the tensor cores. For a right operand whose columns are contiguous, V's, Triton 3.9 lays
+shared memory out in runs of 8 elements and narrows the copies to them: 8 bytes where an element is a code. So an
+element of V is two codes, and even and odd columns have sums of their own. At head size 128, sm_90: 96 registers where
+8-byte copies took 128, no spill, five programs to an SM and 16 KB of K and V on their way for each. Heads of
+fewer than 32 elements, and rows of an odd number of bytes, are copied in what their alignment allows. Scales of slots
+are multiplied with scores and weights in float32, never with codes, whose product float16 might not hold.
+
+vLLM 0.33's unified attention on the same problem, sm_80: 107 registers, 816 instructions, 16
+LDGSTS of 16 bytes, 16 HMMA, 21,760 bytes, 80 programs. It binds four queries to a program, which leaves most SMs idle in a decode.
 """
 
 from collections.abc import Callable
@@ -42,10 +52,12 @@ from pagebench.kernels.paged_attention_ranges_triton import (
 )
 from pagebench.kernels.paged_attention_scores_triton import (
     FORMATS,
+    add_weighted,
     aligned_elements,
     capped,
     codes_of,
     numbers,
+    pairs_of,
     scale_arguments,
     with_sink,
 )
@@ -61,6 +73,11 @@ TILE_BYTES = 8192  # of K (and of V) per tile
 STAGES = (
     5  # tiles' block ids, K and V are on their way two tiles ahead: 32 KB per program, 128 KB per SM of four programs
 )
+# Keys of a quantised cache per tile, and where each slot has scales: more of them take more registers than there are.
+MAX_CODE_TILE, MAX_SCALED_TILE = 64, 32
+# Registers per thread, at most, where each slot has scales: three programs per SM. Left alone the assembler aims at
+# four, 128 registers, and spills a handful.
+SCALED_REGISTERS = 168
 MIN_TILE, MAX_TILE = 16, 128  # keys per tile; 16 is the depth of a tensor core instruction in P V
 MIN_COLUMNS, MAX_COLUMNS = 16, 256  # head elements per program; 16 is the depth of a tensor core instruction in Q K^T
 PARTS = 16  # splits that `combine_kernel` reads at a time
@@ -154,6 +171,7 @@ def attend_kernel(
     ALIBI: tl.constexpr,
     SINKS: tl.constexpr,
     FORMAT: tl.constexpr,
+    PAIRS: tl.constexpr,
     KEY_SCALE: tl.constexpr,
     VALUE_SCALE: tl.constexpr,
 ):
@@ -187,9 +205,17 @@ def attend_kernel(
     if KEY_SCALE == 1:
         factor *= tl.load(key_scale + kv_head * kss2)
     k_head = key_cache + kv_head.to(tl.int64) * ks2 * KV_VECTOR
-    v_head = value_cache + kv_head.to(tl.int64) * vs2 * KV_VECTOR
+    # PAIRS: an element of the value cache is two codes, and all even columns of a tile come before the odd ones.
+    V_VECTOR: tl.constexpr = KV_VECTOR // 2 if PAIRS else KV_VECTOR
+    V_COLUMNS: tl.constexpr = TILE_D // 2 if PAIRS else TILE_D
+    V_SIZE: tl.constexpr = HEAD_SIZE // 2 if PAIRS else HEAD_SIZE
+    # With a scale for each slot, which float16 may not hold, weights are the sum of two numbers of bfloat16.
+    TWO: tl.constexpr = VALUE_SCALE == 2 and query.dtype.element_ty == tl.float16
+    V_TYPE: tl.constexpr = tl.bfloat16 if TWO else query.dtype.element_ty
+    value_d = tl.arange(0, V_COLUMNS) + column * V_COLUMNS
+    v_head = value_cache + kv_head.to(tl.int64) * vs2 * V_VECTOR
     k_d = k_head + (d if KV_VECTOR > 1 else d.to(tl.int64) * ks3)
-    v_d = v_head + (column_d if KV_VECTOR > 1 else column_d.to(tl.int64) * vs3)
+    v_d = v_head + (value_d if KV_VECTOR > 1 else value_d.to(tl.int64) * vs3)
     table = block_table + seq.to(tl.int64) * ts0
 
     first_row = row_tile * ROWS
@@ -208,7 +234,8 @@ def attend_kernel(
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         denominator = tl.zeros([ROWS], tl.float32)
-        total = tl.zeros([ROWS, TILE_D], tl.float32)
+        total = tl.zeros([ROWS, V_COLUMNS], tl.float32)
+        odd = tl.zeros([ROWS, V_COLUMNS if PAIRS else 1], tl.float32)
         lowest, highest = first_row // group, tl.minimum((first_row + ROWS - 1) // group, queries - 1)
         start, stop = tile_keys(lowest, highest, begin, end, length, queries, window, CAUSAL, WINDOW)
         # The last of these keys that a row sees.
@@ -237,13 +264,15 @@ def attend_kernel(
                     score += tl.sum(q_more[:, None, :] * k_more[None, :, :], axis=2)
                 else:
                     score = tl.dot(q_more, tl.trans(k_more), score, input_precision="ieee")
-            if KEY_SCALE == 2:
-                scale_of = key_scale + block * kss0 + slot * kss1 + kv_head * kss2
-                score *= tl.load(scale_of, mask=live, other=0.0)[None, :]
-            if CAP:
+            if CAP and KEY_SCALE != 2:
                 score = capped(score, cap_factor * factor, cap)
             else:
                 score *= factor
+                if KEY_SCALE == 2:  # after the other factors, whose product is finite
+                    scale_of = key_scale + block * kss0 + slot * kss1 + kv_head * kss2
+                    score *= tl.load(scale_of, mask=live, other=0.0)[None, :]
+                if CAP:
+                    score = capped(score, cap_factor, cap)
             if ALIBI:
                 score += slope[:, None] * (position[None, :] - at[:, None]).to(tl.float32)
             seen = position[None, :] <= last[:, None]
@@ -258,19 +287,19 @@ def attend_kernel(
             denominator = denominator * rescale + tl.sum(weight, axis=1)
             top = new_top
 
-            value_d = live[:, None] & (column_d < HEAD_SIZE)[None, :]
-            v = tl.load(v_d[None, :] + ((block * vs0 + slot * vs1) * KV_VECTOR)[:, None], mask=value_d, other=0)
-            v = numbers(v, FORMAT, query.dtype.element_ty)
+            v_slot = v_d[None, :] + ((block * vs0 + slot * vs1) * V_VECTOR)[:, None]
+            v = tl.load(v_slot, mask=live[:, None] & (value_d < V_SIZE)[None, :], other=0)
             if VALUE_SCALE == 2:
                 scale_of = value_scale + block * vss0 + slot * vss1 + kv_head * vss2
-                v_scale = tl.load(scale_of, mask=live, other=0.0)[:, None]
-                v = (v.to(tl.float32) * v_scale).to(v.dtype)
+                weight *= tl.load(scale_of, mask=live, other=0.0)[None, :]
             total = total * rescale[:, None]
-            if MULTIPLY:
-                total += tl.sum(weight[:, :, None] * v[None, :, :], axis=1)
-            else:
-                total = tl.dot(weight.to(v.dtype), v, total, input_precision="ieee")
+            if PAIRS:
+                odd = add_weighted(odd * rescale[:, None], weight, numbers(v >> 8, FORMAT, V_TYPE), MULTIPLY, TWO)
+                v = v & 0xFF
+            total = add_weighted(total, weight, numbers(v, FORMAT, V_TYPE), MULTIPLY, TWO)
 
+        if PAIRS:
+            total = tl.interleave(total, odd)
         if FORMAT != 0:
             if VALUE_SCALE == 1:
                 value_factor = tl.load(value_scale + kv_head * vss2)
@@ -389,7 +418,7 @@ def paged_attention(
     query = problem.query
     num_tokens, num_heads, head_size = query.shape
     num_seqs, num_kv_heads = problem.seq_lens.shape[0], problem.key_cache.shape[2]
-    short = _Tiles.short(query, num_heads // num_kv_heads, tile)
+    short = _Tiles.short(problem, tile)
     long = _Tiles.long(query, rows, tile)
     splitting = {"split": split, "max_splits": max_splits, "split_queries": split_queries}
     grid = Grid.of(problem, rows=short.rows, long_rows=long.rows, **splitting)
@@ -406,8 +435,9 @@ def paged_attention(
     columns = triton.cdiv(head_size, short.columns)
     arguments = _arguments(problem, out, lse, parts, grid, **splitting)
     launch = {"num_warps": num_warps}
+    most_registers = {"maxnreg": SCALED_REGISTERS} if _scaled(problem) else {}
     attend_kernel[(grid.short_tiles * grid.num_splits * num_kv_heads * columns,)](
-        **arguments, **short.constants(), LONG=False, **launch, num_stages=num_stages or short.stages
+        **arguments, **short.constants(), LONG=False, **launch, **most_registers, num_stages=num_stages or short.stages
     )
     if grid.num_splits > 1:
         shared = {name: value for name, value in arguments.items() if name in combine_kernel.arg_names}
@@ -436,11 +466,15 @@ class _Tiles:
     stages: int
 
     @classmethod
-    def short(cls, query: torch.Tensor, group: int, tile: int | None) -> "_Tiles":
-        float32 = query.element_size() == 4
+    def short(cls, problem: PagedAttention, tile: int | None) -> "_Tiles":
+        query, group = problem.query, problem.query.shape[1] // problem.key_cache.shape[2]
+        float32, codes = query.element_size() == 4, problem.key_cache.dtype in FORMATS
+        most = MAX_CODE_TILE if codes and not float32 else MAX_TILE
+        most = MAX_SCALED_TILE if _scaled(problem) else most
         rows = min(triton.next_power_of_2(group), MAX_ROWS_FLOAT32 if float32 else MAX_ROWS)
         rows = rows if float32 else max(rows, MIN_DOT_ROWS)
-        return cls(rows, tile or _keys(query, TILE_BYTES), _columns(query), STAGES)
+        keys = min(most, _keys(query, TILE_BYTES))
+        return cls(rows, tile or keys, _columns(query), STAGES)
 
     @classmethod
     def long(cls, query: torch.Tensor, rows: int | None, tile: int | None) -> "_Tiles":
@@ -450,6 +484,12 @@ class _Tiles:
 
     def constants(self) -> dict[str, Any]:
         return {"ROWS": self.rows, "TILE": self.tile, "TILE_D": self.columns, "MULTIPLY": self.rows == 1}
+
+
+def _scaled(problem: PagedAttention) -> bool:
+    """Whether each slot of the cache has a scale and the query is of 16 bits."""
+    scales = (problem.key_scale, problem.value_scale)
+    return problem.query.element_size() == 2 and any(isinstance(s, torch.Tensor) and s.dim() == 3 for s in scales)
 
 
 def _columns(query: torch.Tensor) -> int:
@@ -470,6 +510,8 @@ def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Gr
     q_vector, kv_vector = vector_elements(query), aligned_elements(key, value)
     key_factor, key_scale, key_strides, key_given = scale_arguments(problem.key_scale, lse)
     value_factor, value_scale, value_strides, value_given = scale_arguments(problem.value_scale, lse)
+    pairs = query.element_size() == 2 and key.dtype == torch.uint8 and _columns(query) >= 2 * MIN_COLUMNS
+    pairs = pairs and kv_vector > 1 and all(stride % 2 == 0 for stride in value.stride()[:-1])
     slopes, sinks = problem.alibi_slopes, problem.sinks
     cap = problem.soft_cap
     # In base 2; a soft cap is put in front of it.
@@ -479,7 +521,7 @@ def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Gr
     return {
         "query": query,
         "key_cache": key,
-        "value_cache": value,
+        "value_cache": pairs_of(value) if pairs else value,
         "block_table": problem.block_table,
         "seq_lens": problem.seq_lens,
         "query_start": problem.query_start,
@@ -517,6 +559,7 @@ def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Gr
         "ALIBI": slopes is not None,
         "SINKS": sinks is not None,
         "FORMAT": FORMATS.get(problem.key_cache.dtype, 0),
+        "PAIRS": pairs,
         "KEY_SCALE": key_given,
         "VALUE_SCALE": value_given,
     }
