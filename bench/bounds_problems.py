@@ -4,7 +4,9 @@ Roundings of unlike numbers cancel; those of equal ones do not. So half of the p
 keys in float32, where sums lose most, have equal weights or all but few equal, and values that are one number for each
 column, or one in the first half of the keys and another of the opposite sign in the second. The others have scores that
 are random, small, large (which leaves few keys that count), rising or one of them above all others, and values that are
-random or of one sign; in 16 bits the rounding of the result shows most, which equal values need not have.
+random or of one sign; in 16 bits the rounding of the result shows most, which equal values need not have. From 10,000
+keys on, half of the problems have large scores: nothing that sums tile by tile loses a fiftieth of what a sum of so
+many equal weights may lose one after the other, but the errors of large scores reach that of their bound at any length.
 
 The n-th problem of a seed is always the same one, whatever was drawn before it.
 """
@@ -23,7 +25,8 @@ from pagebench.reference.paged_attention import PagedAttention
 from pagebench.reference.problem import Problem
 
 COMPUTE = ("float16", "bfloat16", "float32")
-DECADES = (1, 10, 100, 1000)  # 1 to 9 visible keys, and so on
+DECADES = (1, 10, 100, 1000, 10000)  # 1 to 9 visible keys, and so on
+MOST_KEYS = 33000
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal prefill": {},
@@ -41,7 +44,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 EQUAL_SCORES, EQUAL_VALUES = ("equal", "all but few equal", "all but few equal"), ("constant", "halves")
 SCORES = ("normal", "small", "large", "large", "large", "rising", "peaked", "equal")
 VALUES = ("normal", "normal", "positive", "halves")
-MANY_KEYS = 100
+MANY_KEYS, VERY_MANY_KEYS = 100, 10000
 INT8_ONE = 20  # the code of 1.0
 EACH_SUM = 100  # keys from one that is above the others to the next, so that any tile or split of a kernel has seen one
 DIFFERENCES = (0.0, 0.1, 1.0, 10.0)  # of merged lses: from each to the next, and from 10 to 80
@@ -62,9 +65,9 @@ def attention(seed: int, index: int, provider: Any) -> Drawn:
     rng = np.random.default_rng([seed, index])
     dtype = COMPUTE[index % 3]
     low = DECADES[index // 3 % len(DECADES)]
-    feature = list(FEATURES)[index // 12 % len(FEATURES)]
+    feature = list(FEATURES)[index // (3 * len(DECADES)) % len(FEATURES)]
     recipe = _recipe(rng, dtype, _keys(rng, low), feature)
-    scores, values = _kinds(rng, dtype == "float32" and low >= MANY_KEYS)
+    scores, values = _kinds(rng, dtype == "float32" and low >= MANY_KEYS, low >= VERY_MANY_KEYS)
     if scores == "equal" and recipe.cache_dtype:  # sums of such short numbers are exact
         scores = "all but few equal"
     problem = recipe.build()
@@ -80,28 +83,31 @@ def attention(seed: int, index: int, provider: Any) -> Drawn:
 
 
 def _keys(rng: np.random.Generator, low: int) -> int:
-    """Visible keys in [low, 10 low), every second time within a tenth of `low`."""
-    return int(low * 10 ** rng.uniform(0, 1 if rng.random() < 0.5 else 0.04))
+    """Visible keys in [low, 10 low) up to MOST_KEYS, every second time within a tenth of `low`."""
+    high = min(10, MOST_KEYS / low)
+    return int(low * 10 ** rng.uniform(0, math.log10(high) if rng.random() < 0.5 else 0.04))
 
 
-def _kinds(rng: np.random.Generator, equal: bool) -> tuple[str, str]:
+def _kinds(rng: np.random.Generator, equal: bool, large: bool) -> tuple[str, str]:
+    if large and rng.random() < 0.5:
+        return "large", str(rng.choice(VALUES))
     if rng.random() < (0.5 if equal else 0.1):
         return str(rng.choice(EQUAL_SCORES)), str(rng.choice(EQUAL_VALUES))
     return str(rng.choice(SCORES)), str(rng.choice(VALUES))
 
 
 def _recipe(rng: np.random.Generator, dtype: str, keys: int, feature: str) -> AttentionRecipe:
-    small = keys < 1000
+    small, huge = keys < 1000, keys >= VERY_MANY_KEYS
     window = keys if feature == "window" else None
     length = keys + (int(rng.integers(1, 100)) if window else 0)
-    queries = int(rng.integers(2, 17 if small else 4)) if feature == "causal prefill" else 1
+    queries = int(rng.integers(2, 17 if small else 3 if huge else 4)) if feature == "causal prefill" else 1
     head_size = int(rng.choice([16, 16, 24, 64] if small else [16, 16, 16, 24]))
     quantised = "cache_dtype" in FEATURES[feature]
     return AttentionRecipe(
         dtype=dtype,
         head_size=head_size,
         group=int(rng.choice(_groups(feature, quantised))),
-        num_kv_heads=int(rng.choice([1, 2])),
+        num_kv_heads=1 if huge else int(rng.choice([1, 2])),
         block_size=int(rng.choice([1, 3, 16, 32])) if small else 16,
         sequences=((queries, length), *([(1, keys)] if small and rng.random() < 0.3 else [])),
         causal=bool(feature in ("window", "causal prefill", "alibi") or rng.random() < 0.5),
@@ -203,6 +209,5 @@ def merging(seed: int, index: int, provider: Any) -> Drawn:
 
 def decade_of(count: int) -> str:
     """ "10-99" for 10 to 99."""
-    low = 10 ** int(math.log10(count)) if count else 0
-    low = low // 10 if low > count else low * 10 if low * 10 <= count else low
+    low = 10 ** (len(str(count)) - 1)
     return f"{low}-{10 * low - 1}"
