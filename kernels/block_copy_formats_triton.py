@@ -4,6 +4,9 @@ Triton has fp8 e4m3 from sm_89 on only, and its casts to int8 truncate; these co
 bits everywhere. Formats go by the constants E4M3, E5M2 and INT8; 8-bit caches come as uint8 tensors.
 """
 
+import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -92,6 +95,30 @@ def unit_of(*tensors: torch.Tensor) -> int:
         while unit > 1 and (tensor.data_ptr() % (unit * tensor.element_size()) or any(s % unit for s in outer)):
             unit //= 2
     return unit
+
+
+def regrouped(arrays: Sequence[torch.Tensor], most: int) -> list[torch.Tensor]:
+    """The arrays [..., heads, head_size] with the elements of a token in other heads, where accesses get wider by it.
+
+    So they do where heads of an odd size lie side by side in every array. Heads then have at most `most` elements, and
+    fill the power of two that a tile has of columns nearly or as far as can be.
+    """
+    heads, size = arrays[0].shape[-2:]
+    if heads > 1 and size > 1 and any(array.stride(-2) != size * array.stride(-1) for array in arrays):
+        return list(arrays)
+    rows = [array.view(*array.shape[:-2], heads * size) for array in arrays]
+    unit = math.gcd(unit_of(*rows), heads * size)
+    if unit <= unit_of(*arrays) or most < unit:
+        return list(arrays)
+    new_size = _head_size(heads * size, unit, most)
+    return [row.view(*row.shape[:-1], heads * size // new_size, new_size) for row in rows]
+
+
+@cache
+def _head_size(total: int, unit: int, most: int) -> int:
+    """The multiple of `unit` that divides `total`: the largest that fills nine tenths of its power of two, if any."""
+    sizes = [n for n in range(unit, min(total, most) + 1, unit) if total % n == 0]
+    return max(sizes, key=lambda n: (10 * n >= 9 * triton.next_power_of_2(n), n))
 
 
 def units(tensor: torch.Tensor, unit: int) -> tuple[int, ...]:

@@ -22,10 +22,12 @@ import triton.language as tl
 
 from pagebench.kernels.block_copy_formats_triton import (
     NONE,
+    VALUE,
     as_bits,
     as_codes,
     decode,
     format_of,
+    regrouped,
     scale_arguments,
     unit_of,
     units,
@@ -142,19 +144,22 @@ def gather_kv(
     `empty(shape, dtype)` makes the outputs. tile: elements of keys that a program takes; max_columns: of a head's row
     at once; lengths: added up at once; all powers of two.
     """
-    heads, head_size = problem.num_kv_heads, problem.head_size
-    out = [empty((problem.num_tokens, heads, head_size), problem.dtype) for _ in range(2)]
+    shape = (problem.num_tokens, problem.num_kv_heads, problem.head_size)
+    out = [empty(shape, problem.dtype) for _ in range(2)]
     if problem.num_tokens == 0:
         return out[0], out[1]
     convert = problem.key_cache.dtype != out[0].dtype
     caches = [as_codes(cache) if convert else as_bits(cache) for cache in (problem.key_cache, problem.value_cache)]
+    key_scale = scale_arguments(problem.key_scale, problem.seq_lens)
+    value_scale = scale_arguments(problem.value_scale, problem.seq_lens)
+    if key_scale[3] == value_scale[3] == VALUE:  # no head has a scale of its own
+        caches = regrouped(caches, max_columns)
+    heads, head_size = caches[0].shape[-2:]
     unit = unit_of(*caches)
     columns = min(max_columns, triton.next_power_of_2(head_size))
     most = problem.block_table.shape[1] * problem.block_size * heads
     rows = max(1, min(tile // columns, triton.next_power_of_2(most)))
     tiles = triton.cdiv(most, rows)
-    key_scale = scale_arguments(problem.key_scale, problem.seq_lens)
-    value_scale = scale_arguments(problem.value_scale, problem.seq_lens)
     gather_kernel[(problem.num_seqs * tiles,)](
         *(array if convert else as_bits(array) for array in out),
         *(argument for cache in caches for argument in (cache, units(cache, unit))),

@@ -5,7 +5,8 @@ of key_cache and value_cache [num_blocks, block_size, heads, head_size]; a negat
 rows' type gets their bits, a quantised one the codes of x / scale, the scale given or worked out from the row.
 
 Layout: a program takes ROWS rows, a row being one token's head, of both keys and values. Any strides; those that are
-multiples of UNIT elements come as such, so that the compiler knows how wide accesses may be.
+multiples of UNIT elements come as such, so that the compiler knows how wide accesses may be. Where heads of an odd size
+lie side by side and share a scale, a token's elements are taken as heads of another size, which aligns them.
 
 Traffic: each written row in and out once, 8 bytes of slot mapping per row. Rows longer than COLUMNS are read again,
 from the L2, where their scale is computed. Fast because accesses are 16 bytes wide where alignment allows, and a
@@ -17,17 +18,18 @@ and 8 or 4 stores of 16 bytes; no spill, on sm_80 and sm_100 neither.
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from pagebench.kernels.block_copy_formats_triton import (
     NONE,
+    VALUE,
     as_bits,
     as_codes,
     encode,
     format_of,
     highest,
+    regrouped,
     scale_arguments,
     unit_of,
     units,
@@ -138,18 +140,21 @@ def write_kv(problem: WriteKV, *, tile: int = TILE, max_columns: int = MAX_COLUM
 
     tile: elements of keys that a program takes; max_columns: of a head's row at once; both powers of two.
     """
-    num_rows = problem.slot_mapping.shape[0] * problem.num_kv_heads
-    if num_rows == 0:
+    num_tokens = problem.slot_mapping.shape[0]
+    if num_tokens == 0:
         return
-    quantised = problem.quantised
-    arrays: tuple[torch.Tensor, ...] = (problem.key, problem.value, problem.key_cache, problem.value_cache)
-    arrays = (*arrays[:2], *map(as_codes, arrays[2:])) if quantised else tuple(map(as_bits, arrays))
-    unit = unit_of(*arrays)
-    columns = min(max_columns, triton.next_power_of_2(problem.head_size))
-    rows = max(1, min(tile // columns, triton.next_power_of_2(num_rows)))
-    computed = problem.compute_scales
+    quantised, computed = problem.quantised, problem.compute_scales
     key_scale = scale_arguments(problem.key_scale, problem.slot_mapping, computed=computed)
     value_scale = scale_arguments(problem.value_scale, problem.slot_mapping, computed=computed)
+    arrays = [problem.key, problem.value, problem.key_cache, problem.value_cache]
+    arrays = [*arrays[:2], *map(as_codes, arrays[2:])] if quantised else [*map(as_bits, arrays)]
+    if key_scale[3] == value_scale[3] == VALUE:  # no head has a scale of its own
+        arrays = regrouped(arrays, max_columns)
+    heads, head_size = arrays[0].shape[-2:]
+    num_rows = num_tokens * heads
+    unit = unit_of(*arrays)
+    columns = min(max_columns, triton.next_power_of_2(head_size))
+    rows = max(1, min(tile // columns, triton.next_power_of_2(num_rows)))
     write_kernel[(triton.cdiv(num_rows, rows),)](
         *(argument for array in arrays for argument in (array, units(array, unit))),
         problem.slot_mapping,
@@ -157,8 +162,8 @@ def write_kv(problem: WriteKV, *, tile: int = TILE, max_columns: int = MAX_COLUM
         *key_scale[:3],
         *value_scale[:3],
         num_rows,
-        HEADS=problem.num_kv_heads,
-        HEAD_SIZE=problem.head_size,
+        HEADS=heads,
+        HEAD_SIZE=head_size,
         BLOCK_SIZE=problem.block_size,
         ROWS=rows,
         COLUMNS=columns,
