@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <source_location>
 #include <type_traits>
 #include <utility>
 

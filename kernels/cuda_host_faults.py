@@ -33,7 +33,7 @@ class MisalignedAccess(KernelFault):
 
 
 class BarrierDivergence(KernelFault):
-    """Threads wait at a barrier or warp operation that others never reach."""
+    """Threads wait at a barrier or warp operation that others never reach, or shuffle from a lane that is not there."""
 
 
 class UndefinedBehaviour(KernelFault):
@@ -144,6 +144,8 @@ def _memory_fault(kernel: str, fault: Fault, buffers: Sequence[Buffer], line: st
     detail = f" ({message})" if message else ""
     if fault.kind == _READ_ONLY:
         detail = " (it is read-only)"
+    if fault.space == _DYNAMIC_SHARED and buffer is not None:
+        detail = f" (the launch provides {buffer.stop - buffer.start} bytes of it){detail}"
     if fault.kind == _INDEX:  # an array of known extent, in registers or shared memory: no address yet
         kind, size, address = "index", 0, fault.index
         name = f"array {fault.object.decode()}".replace("'", "")

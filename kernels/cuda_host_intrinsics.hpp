@@ -1,7 +1,16 @@
 // Barriers, warp-wide operations and atomics. Included by cuda_host.hpp.
 #pragma once
 
-#define CUDA_HOST_LINE int line = __builtin_LINE()
+namespace cuda_host {
+
+// Where a call stands: its line, and its column, since two barriers on one line are two.
+constexpr int site(const std::source_location& at = std::source_location::current()) {
+  return static_cast<int>((at.column() & 0x7FF) << kLineBits | (at.line() & kLineMask));
+}
+
+}  // namespace cuda_host
+
+#define CUDA_HOST_LINE int line = cuda_host::site(std::source_location::current())
 
 inline void __syncthreads(CUDA_HOST_LINE) { cuda_host::barrier(cuda_host::kSync, 0, line); }
 inline int __syncthreads_count(int predicate, CUDA_HOST_LINE) { return cuda_host::barrier(cuda_host::kCount, predicate, line); }

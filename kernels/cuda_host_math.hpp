@@ -25,20 +25,23 @@ inline double min(double a, float b) { return fmin(a, b); }
 inline double max(float a, double b) { return fmax(a, b); }
 inline double max(double a, float b) { return fmax(a, b); }
 
+// Inlined, so that a fault is told with the line of the call.
+#define CUDA_HOST_INLINE __attribute__((always_inline)) inline
 template <class T>
-inline T __ldg(const T* p) { return *p; }
+CUDA_HOST_INLINE T __ldg(const T* p) { return *p; }
 template <class T>
-inline T __ldcs(const T* p) { return *p; }
+CUDA_HOST_INLINE T __ldcs(const T* p) { return *p; }
 template <class T>
-inline T __ldcg(const T* p) { return *p; }
+CUDA_HOST_INLINE T __ldcg(const T* p) { return *p; }
 template <class T>
-inline T __ldca(const T* p) { return *p; }
+CUDA_HOST_INLINE T __ldca(const T* p) { return *p; }
 template <class T>
-inline void __stcs(T* p, T value) { *p = value; }
+CUDA_HOST_INLINE void __stcs(T* p, T value) { *p = value; }
 template <class T>
-inline void __stcg(T* p, T value) { *p = value; }
+CUDA_HOST_INLINE void __stcg(T* p, T value) { *p = value; }
 template <class T>
-inline void __stwt(T* p, T value) { *p = value; }
+CUDA_HOST_INLINE void __stwt(T* p, T value) { *p = value; }
+#undef CUDA_HOST_INLINE
 
 inline float rsqrtf(float x) { return float(1 / std::sqrt(double(x))); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }

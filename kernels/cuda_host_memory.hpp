@@ -103,7 +103,8 @@ static void describe_object(uintptr_t p) {
   };
   for (const Global& g : memory.globals)
     if (!is_coordinate(g)) consider(g.lo, g.hi, g.redzone_end, g.name, g.shared ? kStaticShared : kModule);
-  if (memory.dynamic_bytes > 0)
+  if (p >= dynamic_lo() && p < dynamic_lo() + kMaxShared) nearest = UINTPTR_MAX;  // whatever lies beside it
+  if (memory.dynamic_bytes > 0 || nearest == UINTPTR_MAX)
     consider(dynamic_lo(), dynamic_lo() + memory.dynamic_bytes, dynamic_lo() + kMaxShared, "dynamic shared memory", kDynamicShared);
 }
 

@@ -9,6 +9,9 @@ namespace cuda_host {
 constexpr int kMaxThreads = 1024;       // of a block
 constexpr size_t kMaxShared = 232448;   // dynamic shared bytes of a block: 227 KiB, as on sm_90
 
+// Where a barrier or a warp operation is called: its column (or 0) above its line.
+constexpr int kLineBits = 20, kLineMask = (1 << kLineBits) - 1;
+
 // The kinds of fault, in the order of FAULT_KINDS in cuda_host.py.
 enum FaultKind : int32_t { kNone, kMemory, kReadOnly, kMisaligned, kDivergence, kIndex, kUndefined, kAborted, kSignal,
                            kTimeout, kRace, kUninitialised };

@@ -100,10 +100,12 @@ void __ubsan_handle_type_mismatch_v1(TypeMismatchData* data, uintptr_t p) {
              data->type->name);
     fail(kMemory, p, 0, store ? kStore : kLoad, nullptr);
   }
-  locate(data->location);
   set_text(fault.message, sizeof fault.message, data->type->name);
   fault.index = 1ll << data->log_alignment;
-  fail(kMisaligned, p, 0, store ? kStore : kLoad, nullptr);
+  const char* name = strrchr(data->location.file, '/');
+  const bool wrapper = strncmp(name == nullptr ? data->location.file : name + 1, "cuda_host", 9) == 0;
+  if (!wrapper) locate(data->location);  // else the line that calls __ldg or its like
+  fail(kMisaligned, p, 0, store ? kStore : kLoad, wrapper ? CALLER : nullptr);
 }
 
 void __ubsan_handle_out_of_bounds(IndexData* data, uintptr_t value) {
@@ -113,8 +115,11 @@ void __ubsan_handle_out_of_bounds(IndexData* data, uintptr_t value) {
   const int bits = 1 << (data->index->info >> 1);
   const bool is_signed = (data->index->info & 1) != 0;
   if (bits > 64) value = *reinterpret_cast<uint64_t*>(value);
-  fault.index = bits >= 64 || !is_signed ? static_cast<int64_t>(value)
-                                         : static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);
+  // An unsigned index whose highest bit is set was meant to be negative.
+  fault.index = bits >= 64 ? static_cast<int64_t>(value) : static_cast<int64_t>(value << (64 - bits)) >> (64 - bits);
+  if (!is_signed && fault.index < 0)
+    snprintf(fault.message, sizeof fault.message, "an unsigned index that wrapped below 0, to %llu",
+             static_cast<unsigned long long>(value));
   fault.kind = kIndex;
   abandon();
 }

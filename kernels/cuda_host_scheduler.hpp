@@ -101,7 +101,7 @@ void collective(const Collective& operation, uint32_t mask, void* payload, int l
   Thread& t = *current;
   if (recording) recorder.find_unreported_stores();
   if (!(mask & lane_bit(t))) {
-    fault.kind = kDivergence, fault.line = line;
+    fault.kind = kDivergence, fault.line = line & kLineMask;
     snprintf(fault.message, sizeof fault.message, "%s with mask 0x%08x, which does not name the calling lane %d",
              operation.name, mask, thread_id(t) % 32);
     abandon();
@@ -110,6 +110,16 @@ void collective(const Collective& operation, uint32_t mask, void* payload, int l
   t.state = kAtCollective;
   warp_of(t).waiting |= lane_bit(t);
   if (!complete(t)) switch_context(t.context, scheduler);
+}
+
+// A lane of the current thread's warp reads one that takes no part: what it gets is undefined on a GPU.
+[[noreturn]] static void report_missing_source(int lane, int source) {
+  current = &threads[thread_id(*current) / 32 * 32 + lane];  // who is to blame
+  const Thread& t = *current;
+  fault.kind = kDivergence, fault.line = t.line & kLineMask;
+  snprintf(fault.message, sizeof fault.message, "%s with mask 0x%08x: lane %d reads lane %d, which %s", t.operation->name,
+           t.mask, lane, source, t.mask >> source & 1 ? "has exited" : "the mask does not name");
+  abandon();
 }
 
 uint32_t active_mask(int line) {
@@ -188,8 +198,8 @@ static const char* barrier_name(BarrierKind kind) {
 
 static const char* place(const Thread& t, char* to, size_t size) {
   if (t.state == kExited) snprintf(to, size, "exited");
-  else if (t.state == kAtBarrier) snprintf(to, size, "wait at %s, line %d", barrier_name(t.barrier_kind), t.line);
-  else snprintf(to, size, "wait in %s with mask 0x%08x, line %d", t.operation->name, t.mask, t.line);
+  else if (t.state == kAtBarrier) snprintf(to, size, "wait at %s, line %d", barrier_name(t.barrier_kind), t.line & kLineMask);
+  else snprintf(to, size, "wait in %s with mask 0x%08x, line %d", t.operation->name, t.mask, t.line & kLineMask);
   return to;
 }
 
@@ -218,7 +228,7 @@ static void report_divergence() {
   for (int i = 0; i < num_threads; ++i) {
     if (threads[i].state == kExited) continue;
     memcpy(fault.thread, threads[i].index, sizeof fault.thread);
-    fault.line = threads[i].line;
+    fault.line = threads[i].line & kLineMask;
     break;
   }
   memcpy(fault.block, block_index, sizeof block_index);

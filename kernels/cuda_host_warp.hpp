@@ -17,13 +17,13 @@ static void each_lane(uint32_t mask, Visit visit) {
     if (mask >> lane & 1) visit(lane);
 }
 
-// The value of a lane that takes no part is undefined on a GPU: all ones (NaN) here, so that its use shows.
 template <class Source>
 static void shuffle(void* const* payloads, uint32_t mask, Source source_of) {
   each_lane(mask, [&](int lane) {
     Shuffle& own = lane_of(payloads, lane);
     const int source = source_of(lane, own);
-    own.result = mask >> source & 1 ? lane_of(payloads, source).value : ~0ull;
+    if (!(mask >> source & 1)) report_missing_source(lane, source);
+    own.result = lane_of(payloads, source).value;
   });
 }
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+NEAR = 1 << 16  # bytes from a buffer: a miss by no more, or by no more than the buffer's size, was aimed at it
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -97,12 +99,22 @@ class MemoryFault(RuntimeError):  # noqa: N818  # a fault is what the kernel com
         if buffer is None:
             what = f"address {address:#x}, near no buffer of the launch"
         else:
-            count = (buffer.stop - buffer.start) // buffer.itemsize
-            what = f"buffer {buffer.name!r} at element {self.index} of {count}"
-            if buffer.start <= address < buffer.stop - size + 1:
+            what = _place(buffer, address)
+            if buffer.start <= address and address + max(size, 1) <= buffer.stop:
                 what += f" (between the elements of a view of shape {buffer.shape}, strides {buffer.strides} bytes)"
         width = f" of {size} bytes" if size else ""
         super().__init__(f"{kernel}: out-of-bounds {kind}{width}, {what}, by {where}{detail}")
+
+
+def _place(buffer: Buffer, address: int) -> str:
+    """Where a faulty address lies. Farther away than the buffer is long, it was hardly meant to be there."""
+    count = (buffer.stop - buffer.start) // buffer.itemsize
+    where = f"buffer {buffer.name!r} at element {buffer.index(address)} of {count}"
+    before, behind = buffer.start - address, address - buffer.stop
+    if max(before, behind) <= max(NEAR, buffer.stop - buffer.start):
+        return where
+    side = f"{before} bytes before the start" if before > 0 else f"{behind} bytes past the end"
+    return f"address {address:#x}, in no buffer of the launch: {side} of {buffer.name!r} is the nearest ({where})"
 
 
 class PointerTable(np.ndarray):

@@ -151,6 +151,22 @@ def test_misaligned_vectors(faults: RawModule, kind: str, i: int) -> None:
         ("kConstantStore", 0, 4, MemoryFault, "'__device__ constant_values' .*read-only"),
         ("kNullStore", 0, 4, MemoryFault, "address 0x0, near no buffer"),
         ("kLoad", 10**12, 4, MemoryFault, "near no buffer"),
+        (
+            "kLoad",
+            10**6,
+            4,
+            MemoryFault,
+            r"0x\w+, in no buffer of the launch: \d+ bytes (past the end|before the start) of '.*' is the nearest",
+        ),
+        (
+            "kUnsignedIndex",
+            -1,
+            4,
+            MemoryFault,
+            r"array float \[4\]' at element -1 of 4.*wrapped below 0, to 4294967295",
+        ),
+        ("kUnsignedIndex", 4, 4, MemoryFault, r"array float \[4\]' at element 4 of 4, by"),
+        ("kCachedLoad", 1, 4, MisalignedAccess, r"not a multiple of 16.*, at faults\.cu:\d+$"),
         ("kWrapperShared", 0, 4, MemoryFault, "needs a pointer to global memory"),
     ],
 )
@@ -169,6 +185,26 @@ def test_a_kernel_that_never_ends(faults: RawModule, monkeypatch: pytest.MonkeyP
 def test_another_threads_stack_is_out_of_bounds(faults: RawModule) -> None:
     with pytest.raises(MemoryFault, match=r"load of 4 bytes.*thread \(1, 0, 0\)"):
         faults.get_function("foreign_stack")((1,), (32,), (np.zeros(32, np.float32),))
+
+
+def test_dynamic_shared_memory_that_the_launch_does_not_provide() -> None:
+    code = """__global__ void other(float* out) {
+      __shared__ float tile[64];
+      tile[threadIdx.x] = out[0];
+      out[1] = tile[0];
+    }
+    extern "C" __global__ void k(float* out) {
+      extern __shared__ float room[];
+      room[threadIdx.x] = out[0];
+      out[1] = room[0];
+    }"""
+    kernel = RawModule(code=code).get_function("k")
+    kernel((1,), (4,), (np.zeros(4, np.float32),), shared_mem=16)
+    for given in (0, 12):
+        with pytest.raises(
+            MemoryFault, match=rf"'dynamic shared memory' at element {given // 4} of .*provides {given} bytes"
+        ):
+            kernel((1,), (4,), (np.zeros(4, np.float32),), shared_mem=given)
 
 
 def test_a_read_only_array_and_the_standard_assert() -> None:
@@ -200,6 +236,9 @@ def test_a_stack_frame_larger_than_a_threads_stack_does_not_compile() -> None:
         ("kBranches", "threads 0-31 wait at __syncthreads, line .*; threads 32-63 wait at __syncthreads"),
         ("kOtherBarrier", "wait at __syncthreads_or.*wait at __syncthreads,"),
         ("kMissingLane", "threads 0-2 wait in __shfl_sync with mask 0xffffffff, .*; threads 3-3 wait at __syncthreads"),
+        ("kOneLine", r"threads 0-31 wait at __syncthreads, line \d+; threads 32-63 wait at __syncthreads, line"),
+        ("kExitedSource", r"__shfl_sync with mask 0xffffffff: lane 0 reads lane 3, which has exited.*, at line \d+$"),
+        ("kUnnamedSource", "mask 0x0000ffff: lane 8 reads lane 16, which the mask does not name"),
         ("kOutsideMask", "mask 0x0000ffff, which does not name the calling lane 16"),
     ],
 )

@@ -5,7 +5,7 @@ enum Fault {
   kLoad, kStore, kAtomic, kSharedLoad, kSharedStore, kDynamicLoad, kDynamicStore, kMisalignedLoad, kMisalignedStore,
   kLocalArray, kMemcpyFrom, kMemcpyTo, kDivision, kOverflow, kAssert, kTrap, kTable, kDeviceStore, kConstantStore,
   kEndless, kRecursion, kVectorLoad, kNullStore, kWrapperShared, kCopyAsync, kMatrixRow, kShift, kToInteger,
-  kLaunderedLoad, kLaunderedStore,
+  kLaunderedLoad, kLaunderedStore, kUnsignedIndex, kCachedLoad,
 };
 
 __device__ float device_values[4];
@@ -54,6 +54,11 @@ __global__ void faulty(float* data, float* const* table, long long i, int count,
     if (kind == kLaunderedLoad) sum = *p;
     if (kind == kLaunderedStore) *p = data[0], sum = local[count % 4];
   }
+  if (kind == kUnsignedIndex) {
+    float local[4] = {1, 2, 3, data[0]};
+    sum = local[unsigned(t) - 5 + unsigned(i)];
+  }
+  if (kind == kCachedLoad) sum = __ldg(reinterpret_cast<const float4*>(data + i)).x;
   if (kind == kShift) sum = 1 << i;
   if (kind == kToInteger) sum = int(1024.0f * i);
   if (kind == kMemcpyFrom) memcpy(tile, data + i, count);
@@ -83,7 +88,8 @@ __global__ void foreign_stack(float* data) {
   __syncthreads();
 }
 
-enum Divergence { kBranches, kOtherBarrier, kMissingLane, kOutsideMask, kExitAndBranches, kEarlyExit, kOnlyHalf, kNoFault };
+enum Divergence { kBranches, kOtherBarrier, kMissingLane, kOutsideMask, kExitAndBranches, kEarlyExit, kOnlyHalf, kOneLine,
+                  kExitedSource, kUnnamedSource, kNoFault };
 
 __global__ void divergent(int* out, int kind) {
   const int t = threadIdx.x;
@@ -106,6 +112,12 @@ __global__ void divergent(int* out, int kind) {
     __syncthreads();
   }
   if (kind == kOutsideMask) out[t] = __shfl_sync(0x0000FFFF, t, 0);
+  if (kind == kOneLine) { if (t < 32) __syncthreads(); else __syncthreads(); }
+  if (kind == kExitedSource) {
+    if (t == 3) return;
+    out[t] = __shfl_sync(pb::kFullMask, t, 3);
+  }
+  if (kind == kUnnamedSource && t < 16) out[t] = __shfl_down_sync(0x0000FFFF, t, 8);
   if (kind == kOtherBarrier) t < 32 ? void(__syncthreads_or(1)) : __syncthreads();
   if (kind == kNoFault) __syncthreads();
   out[t] = t;
