@@ -30,8 +30,8 @@ element of V is two codes, and even and odd columns have sums of their own. At h
 fewer than 32 elements, and rows of an odd number of bytes, are copied in what their alignment allows. Scales of slots
 are multiplied with scores and weights in float32, never with codes, whose product float16 might not hold.
 
-vLLM 0.33's unified attention on the same problem, sm_80: 107 registers, 816 instructions, 16
-LDGSTS of 16 bytes, 16 HMMA, 21,760 bytes, 80 programs. It binds four queries to a program, which leaves most SMs idle in a decode.
+vLLM 0.33's unified attention on the same problem, sm_80: 107 registers, 816 instructions, 16 LDGSTS of 16 bytes, 16
+HMMA, 21,760 bytes, 80 programs. It binds four queries to a program, which leaves most SMs idle in a decode.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,12 @@ MIN_DOT_ROWS = 16  # rows of a tensor core instruction; a smaller group is padde
 # Rows per program; a larger group is split over programs, which share K and V in the L2. In float32, with no tensor
 # cores, more than 16 rows of 256 elements do not fit the registers.
 MAX_ROWS, MAX_ROWS_FLOAT32 = 64, 16
+SCALED_ROWS = 32  # of long sequences where each slot has scales, whose weights take twice the registers
 LONG_TILE_BYTES, LONG_STAGES = 16384, 3  # of long sequences, which compute on 64 rows for each tile of K and V
+# Four warps hold 64 rows of up to 64 columns and 64 keys. For 128 columns they want more than 255 registers on sm_80
+# (37 spills), for 256 on sm_90 and sm_100 too (51, 35); so they do for 128 keys of 64 columns on sm_80 (10).
+MAX_LONG_TILE = 64
+WARPS, WIDE_WARPS, WIDE_COLUMNS = 4, 8, 64
 LOG2_E = 1.4426950408889634
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 LOG2_E_: tl.constexpr = tl.constexpr(LOG2_E)
@@ -406,7 +411,7 @@ def paged_attention(
     split_queries: int = SPLIT_QUERIES,
     tile: int | None = None,
     rows: int | None = None,
-    num_warps: int = 4,
+    num_warps: int | None = None,
     num_stages: int | None = None,
 ) -> tuple[Any, Any]:
     """(out like query, lse float32 [num_tokens, num_query_heads]) of a problem with device arrays.
@@ -419,7 +424,7 @@ def paged_attention(
     num_tokens, num_heads, head_size = query.shape
     num_seqs, num_kv_heads = problem.seq_lens.shape[0], problem.key_cache.shape[2]
     short = _Tiles.short(problem, tile)
-    long = _Tiles.long(query, rows, tile)
+    long = _Tiles.long(problem, rows, tile)
     splitting = {"split": split, "max_splits": max_splits, "split_queries": split_queries}
     grid = Grid.of(problem, rows=short.rows, long_rows=long.rows, **splitting)
 
@@ -434,10 +439,9 @@ def paged_attention(
 
     columns = triton.cdiv(head_size, short.columns)
     arguments = _arguments(problem, out, lse, parts, grid, **splitting)
-    launch = {"num_warps": num_warps}
     most_registers = {"maxnreg": SCALED_REGISTERS} if _scaled(problem) else {}
     attend_kernel[(grid.short_tiles * grid.num_splits * num_kv_heads * columns,)](
-        **arguments, **short.constants(), LONG=False, **launch, **most_registers, num_stages=num_stages or short.stages
+        **arguments, **short.constants(), LONG=False, **most_registers, **short.launch(num_warps, num_stages)
     )
     if grid.num_splits > 1:
         shared = {name: value for name, value in arguments.items() if name in combine_kernel.arg_names}
@@ -451,7 +455,7 @@ def paged_attention(
         )
     if grid.long_tiles:
         attend_kernel[(grid.long_tiles * num_kv_heads * columns,)](
-            **arguments, **long.constants(), LONG=True, **launch, num_stages=num_stages or long.stages
+            **arguments, **long.constants(), LONG=True, **most_registers, **long.launch(num_warps, num_stages)
         )
     return out, lse
 
@@ -464,6 +468,7 @@ class _Tiles:
     tile: int
     columns: int
     stages: int
+    warps: int = WARPS
 
     @classmethod
     def short(cls, problem: PagedAttention, tile: int | None) -> "_Tiles":
@@ -477,10 +482,18 @@ class _Tiles:
         return cls(rows, tile or keys, _columns(query), STAGES)
 
     @classmethod
-    def long(cls, query: torch.Tensor, rows: int | None, tile: int | None) -> "_Tiles":
+    def long(cls, problem: PagedAttention, rows: int | None, tile: int | None) -> "_Tiles":
+        query = problem.query
         if query.element_size() == 4:
             return cls(rows or MAX_ROWS_FLOAT32, tile or _keys(query, TILE_BYTES), _columns(query), LONG_STAGES)
-        return cls(rows or MAX_ROWS, tile or _keys(query, LONG_TILE_BYTES), _columns(query), LONG_STAGES)
+        warps = WIDE_WARPS if _columns(query) > WIDE_COLUMNS else WARPS
+        rows = rows or (SCALED_ROWS if _scaled(problem) else MAX_ROWS)
+        keys = min(MAX_LONG_TILE, _keys(query, LONG_TILE_BYTES))
+        return cls(rows, tile or keys, _columns(query), LONG_STAGES, warps)
+
+    def launch(self, num_warps: int | None, num_stages: int | None) -> dict[str, int]:
+        """Warps and stages, as asked for or as they are best."""
+        return {"num_warps": num_warps or self.warps, "num_stages": num_stages or self.stages}
 
     def constants(self) -> dict[str, Any]:
         return {"ROWS": self.rows, "TILE": self.tile, "TILE_D": self.columns, "MULTIPLY": self.rows == 1}
