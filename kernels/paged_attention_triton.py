@@ -524,7 +524,9 @@ def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Gr
     key_factor, key_scale, key_strides, key_given = scale_arguments(problem.key_scale, lse)
     value_factor, value_scale, value_strides, value_given = scale_arguments(problem.value_scale, lse)
     pairs = query.element_size() == 2 and key.dtype == torch.uint8 and _columns(query) >= 2 * MIN_COLUMNS
-    pairs = pairs and kv_vector > 1 and all(stride % 2 == 0 for stride in value.stride()[:-1])
+    pairs = (
+        pairs and kv_vector > 1 and query.shape[2] % 2 == 0 and all(stride % 2 == 0 for stride in value.stride()[:-1])
+    )
     slopes, sinks = problem.alibi_slopes, problem.sinks
     cap = problem.soft_cap
     # In base 2; a soft cap is put in front of it.

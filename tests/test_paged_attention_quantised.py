@@ -94,3 +94,18 @@ def test_a_value_that_float16_does_not_hold_may_have_a_small_weight(name: str) -
         problem.key_cache[at], problem.value_cache[at] = code, value
         problem.key_scale[at], problem.value_scale[at] = 1.0, scale
     contracts.check(provider, problem)
+
+
+@pytest.mark.parametrize("head_size", [33, 34])
+def test_rows_with_room_behind_them(head_size: int) -> None:
+    """Rows of 48 bytes, which are aligned, hold heads of an odd and of an even number of codes."""
+    provider = load_provider("triton")
+    if provider.unavailable() is not None:
+        pytest.skip(str(provider.unavailable()))
+    problem = AttentionRecipe(head_size=head_size, group=2, sequences=((3, 40), (1, 33)), cache_dtype="int8").build()
+    caches = {}
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(problem, name)
+        caches[name] = np.full((*cache.shape[:3], 48), 99, cache.dtype)[..., :head_size]
+        caches[name][...] = cache
+    contracts.check(provider, dataclasses.replace(problem, **caches))
