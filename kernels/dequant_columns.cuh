@@ -1,8 +1,9 @@
 // The formats packed across the rows of [k, n] or along n, with scales per group of k: GPTQ and AWQ int4.
 //
 // A format is a struct with `Codes`, eight rows by eight columns of them, which a thread loads at once, `StagedCodes`, which
-// it reads from what its warp staged, and `row`, which decodes the eight columns of one row of codes. Scales and zero points are loaded
-// when the group changes. Scale * (q - zero) is exact: 11 significant bits times 5.
+// it reads from what its warp staged, and `row`, which decodes the eight columns of one row of codes; for tensor cores
+// `pairs` decodes a column where `together` says so. Scales and zero points are loaded when the group changes.
+// Scale * (q - zero) is exact: 11 significant bits times 5.
 //
 // `stage` copies the codes of 32 rows by 64 columns to a warp's STAGE_WORDS of shared memory; they are there after
 // cp_async_wait and __syncwarp. What lies beyond the weight is not copied, and must not be read.

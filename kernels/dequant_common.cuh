@@ -135,6 +135,20 @@ struct Staged {
   __device__ void read(unsigned offset, unsigned (&out)[COUNT]) const {
     const unsigned at = start + offset;
     const unsigned* word = words + at / 4;
+    if constexpr (COUNT == 4) {
+      if ((at & 15) == 0) {
+        const uint4 whole = *reinterpret_cast<const uint4*>(word);
+        out[0] = whole.x, out[1] = whole.y, out[2] = whole.z, out[3] = whole.w;
+        return;
+      }
+    }
+    if constexpr (COUNT == 2) {
+      if ((at & 7) == 0) {
+        const uint2 whole = *reinterpret_cast<const uint2*>(word);
+        out[0] = whole.x, out[1] = whole.y;
+        return;
+      }
+    }
     unsigned low = word[0];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {

@@ -88,9 +88,22 @@ struct Fp8 : Dense<1, 1> {
       unsigned bytes[2];
       tile.read(base + RUN * (run + r), bytes);
 #pragma unroll
-      for (int i = 0; i < RUN; ++i) {
-        const unsigned byte = byte_of(bytes, i);
-        values[r][i] = __fmul_rn(p.mode ? e5m2(byte) : e4m3(byte), known.scale);
+      for (int half = 0; half < 2; ++half) {
+        const unsigned word = bytes[half];
+        if (!p.mode && (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u)) {  // e4m3's NaN among them
+#pragma unroll
+          for (int i = 0; i < 4; ++i) values[r][4 * half + i] = __fmul_rn(e4m3(word >> 8 * i & 255), known.scale);
+          continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const unsigned upper = __byte_perm(word, 0, i ? 0x3424 : 0x1404);  // as upper bytes of halves
+          const unsigned pair = p.mode ? upper : (upper & 0x80008000u) | (upper >> 1 & 0x3F803F80u);
+          const float2 numbers = to_float2(bit_cast<__half2>(pair));
+          const float unit = p.mode ? 1.0f : 256.0f;
+          values[r][4 * half + 2 * i] = __fmul_rn(__fmul_rn(numbers.x, unit), known.scale);
+          values[r][4 * half + 2 * i + 1] = __fmul_rn(__fmul_rn(numbers.y, unit), known.scale);
+        }
       }
     }
   }
@@ -234,9 +247,11 @@ struct Mxfp4 : Dense<2, 1> {
       return;
     }
     const float scale = __uint_as_float((e + (kIsHalf<T> ? 14 : 126)) << 23);
+    unsigned words[RUNS];
+    tile.read(base / 2 + RUN / 2 * run, words);
 #pragma unroll
     for (int r = 0; r < RUNS; ++r) {
-      e2m1_pairs<T>(tile.word(base / 2 + RUN / 2 * (run + r)), out[r]);
+      e2m1_pairs<T>(words[r], out[r]);
       scale_pairs<T>(out[r], scale);
     }
   }
@@ -273,6 +288,8 @@ struct Nvfp4 : Dense<2, 1> {
       for (int r = 0; r < RUNS; ++r) round_pairs<T>(values[r], out[r]);
       return;
     }
+    unsigned words[RUNS];
+    tile.read(base / 2 + RUN / 2 * run, words);
     float scale = 0;
 #pragma unroll
     for (int r = 0; r < RUNS; ++r) {
@@ -280,7 +297,7 @@ struct Nvfp4 : Dense<2, 1> {
         const float stored = e4m3(block_scale(row, (column >> 4) + (run + r) / 2));
         scale = __fmul_rn(stored, kIsHalf<T> ? 0x1p7f : 0x1p119f);
       }
-      e2m1_pairs<T>(tile.word(base / 2 + RUN / 2 * (run + r)), out[r]);
+      e2m1_pairs<T>(words[r], out[r]);
       scale_pairs<T>(out[r], scale);
     }
   }

@@ -1,11 +1,20 @@
 """Launcher of dequant_gemv.cu. The formats are registered in dequant_layouts.py.
 
-Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows 96 registers for Q4_K and MXFP4, 100 for FP8, 95 for
-Q8_0, four or five programs of 128 threads per SM, each with 8 KB or more of the next tile in flight; 16 HMMA for a
-lane's 32 weights. Q4_K and MXFP4 take some 7 instructions a weight before those, and with x some 9, whatever m is: an
-H200 issues 29e12 a second (132 SMs, 128 lanes, 1.7 GHz), so that arithmetic binds at a third of its bandwidth.
-Columns 128 registers, four programs per SM, 12 KB of codes of each in flight. In float32 255 registers, two programs
-per SM: they keep the sums of 16 rows of x, so that the codes are read once for them all.
+Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows 92 to 108 registers, four programs of 128 threads per
+SM, each with 8 KB or more of the next tile in flight. Columns 128 registers, 16 warps per SM with 3 KB of codes of each
+in flight. In float32 224 registers, 8 warps per SM: they keep the sums of 16 rows of x, so that the codes are read once
+for them all.
+
+Instructions a weight at m = 1, for a whole step (`bench/dequant_codegen_instructions.py`), and how many an H200 issues
+while it reads a weight at 75 % of its bandwidth: FP8, INT8, MXFP4 and Q8_0 are not bound by them.
+
+                  gptq   awq   fp8-block  int8-channel  mxfp4  nvfp4  q8_0  q4_k
+    issued        5.56  4.87        7.94          6.03   4.34   5.06  6.34  7.66
+    affordable    4.28  4.28        8.24          8.24   4.38   4.63  8.75  4.63
+
+g_idx of GPTQ is read once for 512 features, 1.5 % of the packed bytes, where that leaves 256 programs; Llama-3-8B's
+projections to keys and values are too narrow for that, and read it for each 128 features, 5 %. More than 16 rows of x
+read the packed bytes once for each 16, from the L2 cache but for the first.
 """
 
 from typing import Any

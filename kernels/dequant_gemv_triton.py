@@ -18,8 +18,8 @@ from 64 on. The loop of m = 1 takes 9 instructions a weight with MXFP4 and 11 wi
 
                 m = 1: registers, programs per SM, packed KiB in flight per SM    m = 8: registers, HMMA
     fp8_e4m3           72        7         56                                     70         8
-    awq                79        6         24                                     96         8
-    gptq_v2           123        4         16                                    119         8
+    awq                71        7         28                                     96         8
+    gptq_v2           100        1         16                                    119         8
     mxfp4              70        7         28                                     80         8
     q4_k               79        6         25                                    124        16
 """
@@ -138,11 +138,13 @@ def dequant_gemv(
     weight = Weight(problem, flat=False)
     transposed = weight.format.transposed
     x_rows = 1 if m == 1 or problem.dtype == FLOAT32 else min(max(triton.next_power_of_2(m), 16), max_rows)
+    warps = max(4, x_rows // 32)
     if weight.format.rows_named and x_rows == 1 and features is None:
         features = _named_features(n, triton.cdiv(k, _together(weight)) * m)
-        tile *= max(features // FEATURES[True], 1)
+        tile *= max(features // 256, 1)  # 16 rows for 512, whose 16 warps have 128 registers
+        warps = features // 32
     height, width = _tile(weight, x_rows, tile, features)
-    num_warps = num_warps or max(4, min(height * width // TILE, 4) * 4 if x_rows == 1 else x_rows // 32)
+    num_warps = num_warps or warps
     n_tile, k_tile = (width, height) if transposed else (height, width)
     if x_rows > 16:
         x_rows = max(min(x_rows, X_BYTES // (k_tile * problem.dtype.itemsize)), 16)
