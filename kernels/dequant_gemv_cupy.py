@@ -83,7 +83,7 @@ def _rows(provider: Any, problem: Any, threads: int, tile: int | None, split: in
     return _launch(provider, problem, name, grid, threads, args, 2 * FEATURES * pitch)
 
 
-def _columns(provider: Any, problem: Any, threads: int, split: int | None) -> Any:
+def _columns(provider: Any, problem: Any, threads: int | None, split: int | None) -> Any:
     n, k = problem.shape
     parameters, arrays = dequant_layouts.column_parameters(problem)
     format, x_programs = COLUMN_FORMATS[problem.format], ceil_div(problem.m, X_ROWS)
