@@ -15,8 +15,8 @@ from pagebench.kernels.block_copy_write_cupy import (
     WARP,
     WORDS,
     WORDS_PER_THREAD,
-    byte_strides,
     chunk_word,
+    chunked_heads,
     format_of,
     joined_heads,
     scale_arguments,
@@ -59,19 +59,18 @@ def _copy(provider: Any, problem: Any, out: tuple[Any, ...], threads: int) -> No
 
 def _convert(provider: Any, problem: Any, out: tuple[Any, ...], threads: int) -> None:
     caches = (problem.key_cache, problem.value_cache)
-    strides = [byte_strides(cache) for cache in caches]
-    head_size, heads = problem.head_size, problem.num_kv_heads
+    heads, head_size, strides = chunked_heads((*caches, *out), problem)
     row_chunks = 2 * heads * ceil_div(head_size, CHUNK)
     tokens_each = max(1, threads // row_chunks)
     tiles = ceil_div(problem.block_table.shape[1] * problem.block_size, tokens_each)
     itemsize = problem.key_cache.itemsize
     types = f"{C_TYPES[np.dtype(problem.dtype).name]}, {RAW_TYPES[itemsize]}"
     kernel = provider.device.kernel(SOURCE, f"dequantise_kv<{types}>")
-    words = (chunk_word(caches, strides, head_size), chunk_word(out, [byte_strides(a) for a in out], head_size))
+    words = (chunk_word(caches, strides[:2], head_size), chunk_word(out, strides[2:], head_size))
     sizes = (heads, head_size, problem.block_size, format_of(problem.key_cache), tokens_each, tiles, *words)
     args = (
         *out,
-        *_inputs(problem, [[s // itemsize for s in some] for some in strides]),
+        *_inputs(problem, [[s // itemsize for s in some] for some in strides[:2]]),
         *scale_arguments(provider, problem.key_scale),
         *scale_arguments(provider, problem.value_scale),
         *(np.int32(size) for size in sizes),

@@ -22,7 +22,6 @@ import triton.language as tl
 
 from pagebench.kernels.block_copy_formats_triton import (
     NONE,
-    VALUE,
     as_bits,
     as_codes,
     decode,
@@ -152,7 +151,7 @@ def gather_kv(
     caches = [as_codes(cache) if convert else as_bits(cache) for cache in (problem.key_cache, problem.value_cache)]
     key_scale = scale_arguments(problem.key_scale, problem.seq_lens)
     value_scale = scale_arguments(problem.value_scale, problem.seq_lens)
-    if key_scale[3] == value_scale[3] == VALUE:  # no head has a scale of its own
+    if key_scale[1][2] == value_scale[1][2] == 0:  # no head has a scale of its own
         caches = regrouped(caches, max_columns)
     heads, head_size = caches[0].shape[-2:]
     unit = unit_of(*caches)

@@ -1,7 +1,7 @@
 """Launcher of block_copy_write.cu: one launch, chosen by whether the cache stores the rows' type or a quantised one.
 
 Where heads lie side by side in all four arrays, a token's heads are moved as one row, so that an odd head size does not
-narrow the words.
+narrow the words; to and from a quantised cache where no head has a scale of its own.
 
 Code generation, NVRTC 13.2, sm_80 / sm_90 / sm_100, no spills: write_kv<uint4> 42 / 44 / 44 registers, 4 LDG.128 and 4
 STG.128 beside 4 loads of slots; quantise_kv<half> 56 / 56 / 48 registers, 2 LDG.128 and one STG.128 for a chunk, its
@@ -50,12 +50,15 @@ def _copy(provider: Any, problem: Any, threads: int) -> None:
 
 def _quantise(provider: Any, problem: Any, threads: int) -> None:
     rows, caches = (problem.key, problem.value), (problem.key_cache, problem.value_cache)
-    strides = [byte_strides(array) for array in (*rows, *caches)]
-    head_size, num_tokens = problem.head_size, problem.slot_mapping.shape[0]
+    if problem.compute_scales:
+        heads, head_size, strides = problem.num_kv_heads, problem.head_size, [*map(byte_strides, (*rows, *caches))]
+    else:
+        heads, head_size, strides = chunked_heads((*rows, *caches), problem)
+    num_tokens = problem.slot_mapping.shape[0]
     lanes = min(WARP, 1 << (ceil_div(head_size, CHUNK) - 1).bit_length())
     kernel = provider.device.kernel(SOURCE, f"quantise_kv<{C_TYPES[np.dtype(problem.key.dtype).name]}>")
     elements = [[s // array.itemsize for s in some] for array, some in zip((*rows, *caches), strides, strict=True)]
-    sizes = (num_tokens, problem.num_kv_heads, head_size, problem.block_size)
+    sizes = (num_tokens, heads, head_size, problem.block_size)
     how = (format_of(problem.key_cache), problem.compute_scales, lanes)
     words = (chunk_word(rows, strides[:2], head_size), chunk_word(caches, strides[2:], head_size))
     args = (
@@ -65,7 +68,7 @@ def _quantise(provider: Any, problem: Any, threads: int) -> None:
         *scale_arguments(provider, problem.value_scale),
         *(np.int32(number) for number in (*sizes, *how, *words)),
     )
-    kernel((ceil_div(2 * problem.num_kv_heads * num_tokens, threads // lanes),), (threads,), args)
+    kernel((ceil_div(2 * heads * num_tokens, threads // lanes),), (threads,), args)
 
 
 def format_of(cache: Any) -> int:
@@ -76,16 +79,24 @@ def format_of(cache: Any) -> int:
 def byte_strides(array: Any) -> tuple[int, ...]:
     """Strides in bytes; of a dimension of one element 0, and of such a last one the element's size."""
     *outer, last = (stride if n > 1 else 0 for n, stride in zip(array.shape, array.strides, strict=True))
-    return (*outer, last or array.itemsize)
+    return (*outer, last if array.shape[-1] > 1 else array.itemsize)
 
 
 def joined_heads(arrays: tuple[Any, ...]) -> tuple[int, int, list[tuple[int, ...]]]:
     """(heads, head_size, strides in bytes): one long head where heads lie side by side in every array."""
     heads, head_size = arrays[0].shape[-2:]
     strides = [byte_strides(array) for array in arrays]
-    if all(some[-2] in (0, head_size * some[-1]) for some in strides) and (head_size > 1 or heads == 1):
+    if heads == 1 or all(some[-2] == head_size * some[-1] for some in strides):
         return 1, heads * head_size, [(*outer, 0, last) for *outer, _, last in strides]
     return heads, head_size, strides
+
+
+def chunked_heads(arrays: tuple[Any, ...], problem: Any) -> tuple[int, int, list[tuple[int, ...]]]:
+    """As `joined_heads` where heads would end within a chunk and none has a scale of its own, else as they are."""
+    scales = (problem.key_scale, problem.value_scale)
+    if problem.head_size % CHUNK and not any(np.ndim(scale) and scale.strides[-1] for scale in scales):
+        return joined_heads(arrays)
+    return problem.num_kv_heads, problem.head_size, [byte_strides(array) for array in arrays]
 
 
 def word_of(arrays: tuple[Any, ...], strides: list[tuple[int, ...]], head_size: int) -> int:

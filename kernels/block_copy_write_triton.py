@@ -23,7 +23,6 @@ import triton.language as tl
 
 from pagebench.kernels.block_copy_formats_triton import (
     NONE,
-    VALUE,
     as_bits,
     as_codes,
     encode,
@@ -148,7 +147,7 @@ def write_kv(problem: WriteKV, *, tile: int = TILE, max_columns: int = MAX_COLUM
     value_scale = scale_arguments(problem.value_scale, problem.slot_mapping, computed=computed)
     arrays = [problem.key, problem.value, problem.key_cache, problem.value_cache]
     arrays = [*arrays[:2], *map(as_codes, arrays[2:])] if quantised else [*map(as_bits, arrays)]
-    if key_scale[3] == value_scale[3] == VALUE:  # no head has a scale of its own
+    if not computed and key_scale[1][2] == value_scale[1][2] == 0:  # no head has a scale of its own
         arrays = regrouped(arrays, max_columns)
     heads, head_size = arrays[0].shape[-2:]
     num_rows = num_tokens * heads

@@ -86,6 +86,17 @@ def test_many_rows(subject: Subject) -> None:
 
 
 @fixed(OP)
+def test_broadcast_cache(subject: Subject) -> None:
+    """A cache whose heads are one, with a stride of 0."""
+    for cache_dtype in (None, "int8"):
+        plain = GatherRecipe("float16", cache_dtype, 8, 20).build()
+        problem = dataclasses.replace(
+            plain, key_cache=np.broadcast_to(plain.key_cache[:, :, :1], plain.key_cache.shape)
+        )
+        subject.hold_if_accepted(contracts.check, problem)
+
+
+@fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
     """Offsets do not wrap at 2^31: of blocks and their scales, and of the table's rows."""
     for cache_dtype, scale in ((None, None), ("float8_e5m2", "slot")):

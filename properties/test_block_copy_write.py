@@ -130,6 +130,16 @@ def _rows_of_every_kind(dtype: str, cache_dtype: str, head_size: int) -> WriteKV
 
 
 @fixed(OP)
+def test_broadcast_rows(subject: Subject) -> None:
+    """Rows with a stride of 0: one row for all heads, one element for all of a head or of a token."""
+    for cache_dtype in (None, "int8"):
+        plain = WriteRecipe("float16", cache_dtype, 8, 20, num_rows=5, mapped=4).build()
+        for one in (plain.key[:, :1], plain.key[..., :1], plain.key[:, :1, :1], plain.key[:1, :1, :1]):
+            problem = dataclasses.replace(plain, key=np.broadcast_to(one, plain.key.shape))
+            subject.hold_if_accepted(contracts.check, problem)
+
+
+@fixed(OP)
 def test_far_blocks(subject: Subject) -> None:
     """Offsets do not wrap at 2^31: of blocks and their scales, and of the rows."""
     for cache_dtype, scale in ((None, None), ("int8", "computed")):
