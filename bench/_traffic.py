@@ -45,6 +45,7 @@ PAIRS, CACHES = 16, 4
 TOKENS = 64
 MERGED_TOKENS = 16
 OUTPUT_FEATURES = 1024
+INDEXED_FEATURES = 4096  # where g_idx is read for each tile of features, which are narrower for few features
 SCALES = {
     "paged_attention": f"batch 1, at most {KV_HEADS} KV heads",
     "merge_states": f"{MERGED_TOKENS} tokens",
@@ -53,9 +54,11 @@ SCALES = {
     "write_kv": f"{TOKENS} tokens",
     "gather_kv": f"batch 1, at most {KV_HEADS} KV heads",
     "dequantize": f"{OUTPUT_FEATURES} output features",
-    "dequant_gemv": f"{OUTPUT_FEATURES} output features, x apart",
+    "dequant_gemv": f"{OUTPUT_FEATURES} output features ({INDEXED_FEATURES} with a g_idx), packed buffers alone",
 }
-X = "x"  # a fused product's: small, and asked of the caches again for every tile of output features
+# A fused product's, by our kernels' names: its x is small, and asked of the caches again for every tile of output
+# features; few features are cut into more splits than all of them, whose sums go through scratch.
+X, NOT_PACKED = "x", ("x", "y", "out", "scratch", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Traffic:
 
     scale: str = ""
     bytes_moved: int = 0
-    x_bytes: int = 0  # of those, of a fused product's x
+    packed_bytes: int = 0  # of those, of a fused product's weight
+    x_bytes: int = 0
     launches: tuple[LaunchTrace, ...] = field(default=())
     unavailable: str | None = None
     rejected: str | None = None
@@ -72,24 +76,33 @@ class Traffic:
 
     @property
     def ratio(self) -> float:
-        """Bytes requested over the fewest possible, scratch counted; without a fused product's x."""
-        return requested_bytes(self.launches, without=self._apart) / (self.bytes_moved - self.x_bytes)
+        """Bytes requested over the fewest possible, scratch counted; a fused product's of the packed buffers alone."""
+        return requested_bytes(self.launches, without=self._apart) / self._judged_bytes
 
     @property
     def sector_ratio(self) -> float:
-        """Bytes of the sectors requested, atomics once, over the fewest bytes possible; without a fused product's x."""
+        """Bytes of the sectors requested, atomics once, over the fewest bytes possible; of the same buffers."""
         buffers = [buffer for launch in self.launches for buffer in launch.buffers.values()]
         sectors = sum(buffer.sectors_requested for buffer in buffers if buffer.name not in self._apart)
-        return SECTOR * sectors / (self.bytes_moved - self.x_bytes)
+        return SECTOR * sectors / self._judged_bytes
+
+    @property
+    def whole_ratio(self) -> float:
+        """Bytes requested of all buffers over the fewest possible."""
+        return requested_bytes(self.launches) / self.bytes_moved
 
     @property
     def x_ratio(self) -> float:
-        """Bytes requested of a fused product's x over its bytes: how often it is read."""
-        return requested_bytes(self.launches, only=self._apart) / self.x_bytes
+        """Bytes requested of a fused product's x over its bytes: how often it is read. 0 for other ops."""
+        return requested_bytes(self.launches, only=(X,)) / self.x_bytes if self.x_bytes else 0.0
+
+    @property
+    def _judged_bytes(self) -> int:
+        return self.packed_bytes or self.bytes_moved
 
     @property
     def _apart(self) -> tuple[str, ...]:
-        return (X,) if self.x_bytes else ()
+        return NOT_PACKED if self.packed_bytes else ()
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -142,7 +155,8 @@ def _few_caches(problem: CopyBlocks) -> Problem:
 
 def _few_outputs(problem: Dequantize | DequantGemv) -> Problem:
     """The first output features of the same weight."""
-    kind, shape = FORMATS[problem.format], (OUTPUT_FEATURES, problem.shape[1])
+    indexed = isinstance(problem, DequantGemv) and "g_idx" in problem.packed
+    kind, shape = FORMATS[problem.format], (INDEXED_FEATURES if indexed else OUTPUT_FEATURES, problem.shape[1])
     specs = kind.specs(kind.form(problem.packed), shape, problem.group_size)
     packed = {
         name: np.array(array[tuple(slice(size) for size in specs[name].shape)])
@@ -224,8 +238,8 @@ def measure(spec: str, name: str) -> Traffic:
         return Traffic(error=traceback.format_exc())
     if not launches:
         return Traffic(scale, rejected=f"{provider.name} launched no Triton or CUDA C++ kernel for {problem.op}")
-    apart = isinstance(problem, DequantGemv) and any(X in launch.buffers for launch in launches)
-    return Traffic(scale, problem.bytes_moved(), problem.x.nbytes if apart else 0, tuple(launches))
+    packed, x = (problem.packed_bytes(), problem.x.nbytes) if isinstance(problem, DequantGemv) else (0, 0)
+    return Traffic(scale, problem.bytes_moved(), packed, x, tuple(launches))
 
 
 HEAD = ("workload", "kernel", "buffer", "loaded", "stored", "atomic", "of fewest", "sectors/request", "sectors")
@@ -243,9 +257,11 @@ def rows(name: str, traffic: Traffic) -> list[tuple[str, ...]]:
             figures = (buffer.loaded_bytes, buffer.stored_bytes, buffer.atomic_bytes, share)
             coalescing = f"{buffer.sectors_per_request:.1f}"
             lines.append((name, launch.kernel, buffer.name, *map(str, figures), coalescing, str(buffer.sectors)))
-    if traffic.x_bytes:
-        lines.append((name, "", "times that x is read", "", "", "", f"{traffic.x_ratio:.4f}", "", ""))
-    lines.append((name, traffic.scale, "all", "", "", "", f"{traffic.ratio:.4f}", f"x{traffic.sector_ratio:.4f}", ""))
+    if traffic.packed_bytes:
+        lines.append((name, "", "x, times read", "", "", "", f"{traffic.x_ratio:.4f}", "", ""))
+        lines.append((name, "", "all", "", "", "", f"{traffic.whole_ratio:.4f}", "", ""))
+    judged = "packed" if traffic.packed_bytes else "all"
+    lines.append((name, traffic.scale, judged, "", "", "", f"{traffic.ratio:.4f}", f"x{traffic.sector_ratio:.4f}", ""))
     return lines
 
 

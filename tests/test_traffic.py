@@ -56,6 +56,7 @@ def traced(provider: str, problem: Problem) -> list[LaunchTrace]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less batch and fewer heads, never shorter, than for the figures that are stored."""
     monkeypatch.setattr(_traffic, "OUTPUT_FEATURES", 256)
+    monkeypatch.setattr(_traffic, "INDEXED_FEATURES", 256)
     monkeypatch.setattr(_traffic, "CACHES", 2)
     monkeypatch.setattr(_traffic, "TOKENS", 16)
 
@@ -95,8 +96,7 @@ def test_the_fused_product_reads_each_packed_byte_once(provider: str, name: str)
     launches = traced(provider, problem)
     sizes = [array.nbytes for array in problem.packed.values()]
     assert requested_bytes(launches, only=CODES[provider]) == max(sizes)
-    others = ("x", "y", "out", "scratch", "parts")
-    packed = requested_bytes(launches, without=others) / sum(sizes)
+    packed = requested_bytes(launches, without=_traffic.NOT_PACKED) / sum(sizes)
     assert packed <= 1.02, packed
 
 
@@ -135,22 +135,26 @@ def test_a_process_of_its_own_says_the_same() -> None:
     (found,) = _traffic.record("cupy", [name]).values()
     assert found == _traffic.measure("cupy", name)
     assert found.scale == "batch 1, at most 8 KV heads"
-    assert traffic._figures(found) == (found.ratio, found.sector_ratio, 0.0)
+    assert traffic._figures(found) == (found.ratio, found.sector_ratio, found.ratio, 0.0)
     *lines, last = _traffic.rows(name, found)
     assert {line[1].split("<")[0] for line in lines} == {"paged_attention", "reduce_splits"}
     assert last[6] == f"{found.ratio:.4f}"
 
 
-def test_the_x_of_a_fused_product_is_a_figure_of_its_own() -> None:
-    """Read again for every tile of output features: beside the packed bytes it would hide what they cost."""
-    found = _traffic.measure("cupy", "llama-3-8b-gemv-mxfp4-gate-m1-fp16")
-    x, everything = 2 * 4096, requested_bytes(found.launches)
+def test_a_fused_product_is_judged_by_its_packed_buffers() -> None:
+    """All of it and the reads of x, again for every tile of output features, are figures of their own."""
+    name = "llama-3-8b-gemv-mxfp4-gate-m1-fp16"
+    found = _traffic.measure("cupy", name)
+    problem: Any = _traffic.scaled(name)
+    packed = sum(array.nbytes for array in problem.packed.values())
+    names = {buffer for launch in found.launches for buffer in launch.buffers}
     read = requested_bytes(found.launches, only=("x",))
-    assert found.x_bytes == x <= read
-    assert found.x_ratio == read / x
-    assert found.ratio == (everything - read) / (found.bytes_moved - x)
-    assert traffic._figures(found) == (found.ratio, found.sector_ratio, found.x_ratio)
-    assert ["times that x is read" in line for line in _traffic.rows("", found)].count(True) == 1
+    assert (found.packed_bytes, found.x_bytes) == (packed, problem.x.nbytes)
+    assert found.ratio == requested_bytes(found.launches, only=names - {*_traffic.NOT_PACKED}) / packed <= 1.02
+    assert found.x_ratio == read / problem.x.nbytes >= 1
+    assert found.whole_ratio == requested_bytes(found.launches) / problem.bytes_moved() > 1
+    assert traffic._figures(found) == (found.ratio, found.sector_ratio, found.whole_ratio, found.x_ratio)
+    assert [line[2] for line in _traffic.rows(name, found)[-3:]] == ["x, times read", "all", "packed"]
     assert _traffic.Traffic.from_json(found.to_json()) == found
 
 
