@@ -6,7 +6,7 @@
 // `dequantize_rows`: formats whose bytes run along a row. A program copies the bytes of a tile of one row to shared
 //   memory as they lie, 16 bytes at a time by cp.async, and decodes from there. A thread decodes runs of eight weights:
 //   one 16-byte store (two for float32), a warp's being contiguous, whatever the width of the codes. Each packed byte is
-//   read once; a scale is one narrow load per run, which neighbours share.
+//   read once; a scale is one narrow load per run, which neighbours share, or one of a table that the program shares.
 //
 // `dequantize_columns`: formats packed across rows of [k, n], or along n with scales per group of k. The output is
 //   [k, n], whose transpose is the weight. A thread takes eight rows by eight columns: 16-byte loads of codes and
@@ -42,6 +42,7 @@ dequantize_rows(void* out, int kind, int wide, long long k, int tiles, int tile,
   const int count = static_cast<int>(min(static_cast<long long>(tile), k - begin));
   const long long first = format.first_byte(row, begin);
   packed.stage(staged + 16, row, first, format.last_byte(row, begin + count), threadIdx.x, blockDim.x);
+  share_scales(format, row, begin, count);
   cp_async_wait_all();
   __syncthreads();
 
