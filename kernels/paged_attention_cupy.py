@@ -199,7 +199,7 @@ def _flags(problem: Any) -> int:
 def _window(problem: Any) -> np.uint32:
     """The window, or NO_WINDOW where none can be shorter than a sequence."""
     longest = problem.block_table.shape[1] * problem.block_size
-    return np.uint32(NO_WINDOW if problem.window is None or problem.window >= longest else problem.window)
+    return np.uint32(NO_WINDOW if problem.window is None or int(problem.window) >= longest else int(problem.window))
 
 
 def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -> None:
@@ -208,13 +208,13 @@ def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
     shared = cut.shared_bytes(problem.query.itemsize, bool(flags & 32))
     if shared > kernel.max_dynamic_shared_size_bytes:
         kernel.max_dynamic_shared_size_bytes = shared
-    unused, cap = outputs[1], problem.soft_cap
+    unused, cap = outputs[1], None if problem.soft_cap is None else float(problem.soft_cap)
     # A scale that is no array is a number the host knows.
     key_factor, value_factor = (
         float(scale) if isinstance(scale, np.float32) else 1.0 for scale in (problem.key_scale, problem.value_scale)
     )
     arrays = (problem.query, problem.key_cache, problem.value_cache, problem.block_table)
-    scale = key_factor * problem.scale * (np.log2(np.e) if cap is None else 1 / cap)
+    scale = key_factor * float(problem.scale) * (np.log2(np.e) if cap is None else 1 / cap)
     sizes = (problem.head_size, problem.block_size, problem.num_seqs, problem.num_kv_heads, problem.group)
     cutting = (cut.row_warps, cut.split, cut.max_splits, cut.parts, *cut.tiles)
     args = (

@@ -528,7 +528,8 @@ def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Gr
         pairs and kv_vector > 1 and query.shape[2] % 2 == 0 and all(stride % 2 == 0 for stride in value.stride()[:-1])
     )
     slopes, sinks = problem.alibi_slopes, problem.sinks
-    cap = problem.soft_cap
+    cap = None if problem.soft_cap is None else float(problem.soft_cap)
+    longest = problem.block_table.shape[1] * key.shape[1] + query.shape[0]  # no window of more keys hides one
     # In base 2; a soft cap is put in front of it.
     scale = float(problem.scale) * key_factor * (1.0 if cap else LOG2_E)
     strides = {"qs": (query.stride(), q_vector), "ks": (key.stride(), kv_vector), "vs": (value.stride(), kv_vector)}
@@ -551,7 +552,7 @@ def _arguments(problem: PagedAttention, out: Any, lse: Any, parts: Any, grid: Gr
         "cap_factor": 2 * LOG2_E / cap if cap else 0.0,
         "cap": cap * LOG2_E if cap else 0.0,
         "value_factor": value_factor,
-        "window": problem.window or 1,
+        "window": min(int(problem.window or 1), longest),
         "block_size": key.shape[1],
         "group": query.shape[1] // key.shape[2],
         "num_seqs": problem.seq_lens.shape[0],

@@ -251,6 +251,8 @@ def assert_close(name: str, actual: Array, expected: Array, bound: Array) -> Non
         raise AssertionError(f"{name}: shape {list(actual.shape)}, expected {list(expected.shape)}")
     if actual.size == 0:
         return
+    if np.isnan(bound).any():
+        raise AssertionError(f"{name}: the bound is NaN, which no result could exceed")
     got = to_float64(actual)
     ratio = error_over_bound(got, expected, np.broadcast_to(bound, expected.shape))
     worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)

@@ -27,7 +27,7 @@ from pagebench.reference.dtypes import (
     to_float64,
     unit_roundoff,
 )
-from pagebench.reference.error_bounds import FLUSHED, SECOND_ORDER, U
+from pagebench.reference.error_bounds import FLUSHED, LARGEST_EXPONENT, SECOND_ORDER, U
 from pagebench.reference.problem import Problem
 from pagebench.reference.validation import require, require_all, require_array
 
@@ -83,12 +83,15 @@ class MergeStates(Problem):
 def merge_states(problem: MergeStates) -> tuple[Array, Array]:
     """(out float64 like out_a, lse float64 [num_tokens, num_heads]); 0 and -inf where both lses are -inf."""
     lse_a, lse_b = problem.lse_a.astype(np.float64), problem.lse_b.astype(np.float64)
-    lse = np.logaddexp(lse_a, lse_b)
-    out = np.zeros(problem.out_a.shape)
+    larger = np.maximum(lse_a, lse_b)
+    out, total = np.zeros(problem.out_a.shape), np.zeros(larger.shape)
     for side, own in ((problem.out_a, lse_a), (problem.out_b, lse_b)):
         there = own > -np.inf
-        out[there] += np.exp(own[there] - lse[there])[:, None] * to_float64(side[there])
-    return out, lse
+        weight = np.exp(own[there] - larger[there])
+        out[there] += weight[:, None] * to_float64(side[there])
+        total[there] += weight
+    out[total > 0] /= total[total > 0][:, None]
+    return out, np.logaddexp(lse_a, lse_b)
 
 
 def one_sided(problem: MergeStates) -> tuple[Array, Array, Array]:
@@ -104,7 +107,7 @@ def bound(problem: MergeStates) -> tuple[Array, Array]:
     out, lse = merge_states(problem)
     both = ~one_sided(problem)[0]
     lse_a, lse_b, safe = (np.where(both, x.astype(np.float64), 0.0) for x in (problem.lse_a, problem.lse_b, lse))
-    relative = np.expm1(U * (3 * abs(lse_a - lse_b) + 4))
+    relative = np.expm1(np.minimum(U * (3 * abs(lse_a - lse_b) + 4), LARGEST_EXPONENT))
     total = np.exp(np.minimum(lse_a, lse_b) - safe) * relative
     size = np.zeros(out.shape)
     for side, own, other in ((problem.out_a, lse_a, lse_b), (problem.out_b, lse_b, lse_a)):

@@ -145,6 +145,9 @@ class PagedAttention(Problem):
             if values is not None:
                 require_array(name, values, dtypes=(FLOAT32,), shape=(self.num_query_heads,))
                 require_finite(name, values)
+        if self.sinks is not None:
+            fits = abs(self.sinks.astype(np.float64)) * math.log2(math.e) <= float(np.finfo(FLOAT32).max)
+            require_all("sinks", self.sinks, fits, "be within float32 when multiplied by log2(e)")
         require(self.alibi_slopes is None or self.causal, "alibi_slopes", "be None unless causal", "an array")
 
     def _validate_scales(self) -> None:
@@ -200,7 +203,7 @@ class PagedAttention(Problem):
         if not self.causal:
             return np.ones((query.shape[0], key.shape[1]), bool)
         seen: Array = key <= query
-        return seen if self.window is None else seen & (key > query - self.window)
+        return seen if self.window is None else seen & (query - key < self.window)
 
     def first_visible(self, seq: int) -> int:
         """The first key that any query of the sequence sees; its length when they see none."""
@@ -212,7 +215,7 @@ class PagedAttention(Problem):
         seeing = positions[positions >= 0]
         if seeing.size == 0:
             return length
-        return 0 if self.window is None else max(int(seeing[0]) - self.window + 1, 0)
+        return 0 if self.window is None else max(int(seeing[0]) - int(self.window) + 1, 0)
 
     def used_blocks(self, seq: int) -> Array:
         """int32: the sequence's block table entries that matter."""

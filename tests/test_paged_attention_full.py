@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pagebench.kernels.providers import load_provider
-from pagebench.properties import contracts, merge_states_relations, strategies
+from pagebench.properties import contracts, merge_states_relations, relations, strategies
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.properties.support import everything
 from pagebench.reference import error_bounds, merge_states
@@ -302,3 +302,62 @@ def test_merging_rejects_an_lse_that_cannot_be() -> None:
             MergeStates(out, lse, out.copy(), np.full((1, 1), bad, np.float32))
     with pytest.raises(ValueError, match="out_b must have dtype"):
         MergeStates(out, lse, out.astype(np.float16), lse.copy())
+
+
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+@pytest.mark.parametrize("window", [np.int64(5), 2**31 - 20, 2**31 - 1, 2**63 - 1, 2**64])
+def test_a_window_may_be_any_integer(name: str, window: Any) -> None:
+    """Also with more queries than keys, where the first key seen lies far below 0."""
+    sequences = ((6, 3), (40, 5), (5, 3), (1, 40))
+    contracts.check(
+        load_provider(name), dataclasses.replace(AttentionRecipe(group=2, sequences=sequences).build(), window=window)
+    )
+
+
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+def test_a_soft_cap_of_float16_is_computed_with_in_float32(name: str) -> None:
+    problem = AttentionRecipe(group=2, sequences=((1, 40),)).build()
+    contracts.check(load_provider(name), dataclasses.replace(problem, soft_cap=np.float16(30), scale=1.0))
+
+
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+def test_sinks_fit_float32_to_base_2(name: str) -> None:
+    problem = AttentionRecipe(group=2, sequences=((1, 40), (1, 0), (3, 2))).build()
+    heads, most = problem.num_query_heads, np.finfo(np.float32).max
+    with pytest.raises(ValueError, match=r"sinks must be within float32 when multiplied by log2\(e\)"):
+        dataclasses.replace(problem, sinks=np.full(heads, -most, np.float32))
+    for sink in (-0.69 * most, 0.69 * most):
+        contracts.check(load_provider(name), dataclasses.replace(problem, sinks=np.full(heads, sink, np.float32)))
+
+
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+def test_bitwise_the_same_in_any_company(name: str) -> None:
+    """Batches of even and odd sizes, whatever Hypothesis draws."""
+    provider = load_provider(name)
+    sequences = ((1, 300), (1, 40), (3, 70), (1, 33))
+    for some in (sequences, sequences[:3]):
+        problem = AttentionRecipe(group=5, sequences=some, sinks=True).build()
+        for variant in ({}, *provider.variants(problem)):
+            relations.check_batch_split(provider, problem, variant=variant)
+            relations.check_batch_permutation(provider, problem, variant=variant)
+
+
+@pytest.mark.parametrize(
+    "lses", [(4e9, -4e8), (1e10, -1e10), (3e38, -3e38), (3e38, 3e38), (-3e38, -3e38), (1e17, 1e17)]
+)
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+def test_states_merge_at_any_lse(name: str, dtype: Any, lses: tuple[float, float]) -> None:
+    """A mean where they are equal, however large; the larger one's where they are far apart; bounds that bound."""
+    outs = [np.full((1, 2, 16), value, dtype) for value in (1, -1)]
+    lse_a, lse_b = (np.full((1, 2), lse, np.float32) for lse in lses)
+    problem = MergeStates(outs[0], lse_a, outs[1], lse_b)
+    expected = 0.0 if lses[0] == lses[1] else 1.0
+    assert (merge_states.merge_states(problem)[0] == expected).all()
+    assert all(np.isfinite(bound).all() for bound in merge_states.bound(problem))
+    contracts.check(load_provider(name), problem)
+
+
+def test_a_bound_of_nan_bounds_nothing() -> None:
+    with pytest.raises(AssertionError, match="out: the bound is NaN"):
+        error_bounds.assert_close("out", np.ones(2), np.zeros(2), np.array([1.0, np.nan]))
