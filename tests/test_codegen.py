@@ -67,6 +67,13 @@ def test_no_kernel_spills_or_is_too_large(recordings: dict[str, _codegen.Recordi
             assert launch.programs_per_sm >= 1, (name, launch.kernel)
 
 
+def test_a_decode_multiplies_on_tensor_cores(recordings: dict[str, _codegen.Recording]) -> None:
+    """In 16 bits: a float32 product of float16 inputs compiles to half as many, of another type."""
+    for name in (name for name in WORKLOADS_COMPILED if "decode" in name):
+        stats = max(recordings[name].launches, key=lambda launch: launch.programs).stats
+        assert sum(stats.matrix.values()) >= 16, (name, stats.matrix)
+
+
 # What a thread holds at once, in 16 bytes.
 HELD = {"triton": 8, "cupy": 4}
 
