@@ -8,11 +8,11 @@ does one class after the other.
 
 Order, known before the launch from the host that handed out the blocks: where no source is a destination, the programs
 of a pair copy it, and those of a source's first pair copy to all its destinations, which they find by reading `pairs`.
-Else `plan_kernel`, one program, works out in O(pairs) which pair writes each pair's source, its parent, and which read
-its destination. A block is written by at most one pair, so parents form trees, and each has one root: a pair whose
-source nobody writes, or the pair of lowest index on a cycle. The programs of a root copy its whole tree, children
-before parents, and those of all other pairs return at once; no program touches a byte that another one writes. On a
-cycle the root's source is read first of all and written last.
+Else `plan_kernel`, one program, works out which pair writes each pair's source, its parent, and which read its
+destination, in O(pairs), and who is on a cycle in log2(pairs) rounds. A block is written by at most one pair, so
+parents form trees, and each has one root: a pair whose source nobody writes, or the pair of lowest index on a cycle.
+The programs of a root copy its whole tree, children before parents, and those of all other pairs return at once; no
+program touches a byte that another one writes. On a cycle the root's source is read first of all and written last.
 
 Traffic: each source that moves read once and each destination written once; nothing is staged in memory. (One block to
 thousands of others would leave few programs that store much each; a fork is to a handful.) Fast because accesses are
