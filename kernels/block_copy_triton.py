@@ -344,7 +344,14 @@ def _runs(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: 
         for first in range(0, outer_rows, most := max(1, MOST_ROWS // inner_rows)):
             rows = inner_rows * min(most, outer_rows - first)
             at = start + first * outer_stride
-            yield _Runs(at, block_stride, rows, inner_rows, outer_stride, inner_stride, run * itemsize)
+            for begin, end in _cut(run * itemsize, at | block_stride | inner_stride | outer_stride):
+                yield _Runs(at + begin, block_stride, rows, inner_rows, outer_stride, inner_stride, end - begin)
+
+
+def _cut(run: int, steps: int) -> list[tuple[int, int]]:
+    """Ranges of a run of bytes: what is whole 16 bytes apart from the rest, where all steps are multiples of 16."""
+    whole = run & -16
+    return [(0, whole), (whole, run)] if 0 < whole < run and steps % 16 == 0 else [(0, run)]
 
 
 @dataclass(frozen=True, slots=True)

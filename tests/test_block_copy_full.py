@@ -10,6 +10,7 @@ from pagebench.kernels import block_copy_cupy
 from pagebench.kernels.devices import gpu_present
 from pagebench.kernels.memory_trace import LaunchTrace, requested_bytes, trace
 from pagebench.kernels.providers import load_provider
+from pagebench.properties import contracts
 from pagebench.properties.block_copy_rows_recipes import GatherRecipe, WriteRecipe
 from pagebench.properties.strategies import Picker, recipe
 from pagebench.properties.support import everything
@@ -152,3 +153,20 @@ def test_many_rows_are_cut_by_both() -> None:
     assert sorted({layout.offset for layout in layouts}) == [i * 2**35 for i in range(6)]
     lines = list(block_copy_triton._runs(0, shape, strides, 1))
     assert [(line.address, line.rows) for line in lines] == [(0, 2**30), (4 * 2**35, 2**29)]
+
+
+@pytest.mark.parametrize("name", ["triton", "cupy"])
+@pytest.mark.parametrize("run", [4097, 4100, 4111, 17, 15, 33])
+def test_the_tail_of_a_padded_block_does_not_narrow_the_rest(name: str, run: int) -> None:
+    """What is whole 16 bytes moves in 16 bytes: in Triton a line of the table of its own, in CUDA a layout."""
+    rng = np.random.default_rng(0)
+    stride = -(-run // 16) * 16
+    caches = tuple(rng.integers(0, 256, (6, 3, stride), np.uint8)[:, :, :run] for _ in range(2))
+    pairs = np.array([[0, 3], [3, 1], [4, 5], [2, 2]], np.int64)
+    provider = load_provider(name)
+    for each in (pairs, pairs[2:3]):
+        contracts.check(provider, CopyBlocks(caches, each))
+    found = list(block_copy_triton._runs(1 << 20, (6, 3, run), (3 * stride, stride, 1), 1))
+    assert sum(each.run for each in found) == run
+    assert found[0].alignment == (16 if run > 16 else 1)
+    assert [each.run for each in found][1:] == ([run % 16] if run > 16 else [])
