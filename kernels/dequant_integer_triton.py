@@ -49,14 +49,21 @@ def gptq_v2(packed, strides, at, HOW: tl.constexpr):
 
 
 @triton.jit
-def _gptq(packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
-    """[words, k of a word, n]. Most often the rows of a tile are of one group: then its scales are loaded once."""
+def _gptq_fields(packed, strides, at, HOW: tl.constexpr):
+    """The codes int32 [words, 8, columns], their rows k [words, 8], and which words are there [words, 1]."""
     word_row, word_live = rows_of(at, HOW, 8)
     column, live = columns_of(at, HOW, 1)
     pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
     word = load(pointer, word_live & live, HOW)
     q = (word[:, None, :] >> (tl.arange(0, 8) * 4)[None, :, None]) & 15
     k = word_row * 8 + tl.arange(0, 8)[None, :]
+    return q, k, word_live
+
+
+@triton.jit
+def _gptq(packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
+    """[words, k of a word, n]. Most often the rows of a tile are of one group: then its scales are loaded once."""
+    q, k, word_live = _gptq_fields(packed, strides, at, HOW)
     group = load(packed[3] + k.to(tl.int64) * strides[7], word_live, HOW).to(tl.int64)
     first, last = tl.min(group), tl.max(group)
     if first == last:
@@ -119,16 +126,12 @@ def gptq_v2_onward(packed, strides, at, known, scale, zero, HOW: tl.constexpr):
 
 @triton.jit
 def _gptq_onward(packed, strides, at, known, scale, zero, ADDED: tl.constexpr, HOW: tl.constexpr):
-    word_row, word_live = rows_of(at, HOW, 8)
-    column, live = columns_of(at, HOW, 1)
-    pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
-    word = load(pointer, word_live & live, HOW)
-    q = (word[:, None, :] >> (tl.arange(0, 8) * 4)[None, :, None]) & 15
-    k = word_row * 8 + tl.arange(0, 8)[None, :]
+    q, k, word_live = _gptq_fields(packed, strides, at, HOW)
     group = load(packed[3] + k.to(tl.int64) * strides[7], word_live, HOW)
     if not HOW.even:  # rows that are not there are of any group
         group = tl.where(word_live, group, tl.max(group))
     first, last = tl.min(group), tl.max(group)
+    column, live = columns_of(at, HOW, 1)
     if first == last:
         if first != known:
             known = first
