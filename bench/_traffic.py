@@ -127,9 +127,10 @@ def scaled(name: str) -> Problem:
 
 
 def _one_sequence(problem: PagedAttention) -> Problem:
-    """The first sequence and the query heads of the first KV heads, its blocks scattered over a cache of its own."""
+    """The first sequence and the query heads of the first KV heads (one, of a prefill), its blocks scattered over a cache of its own."""
     rng = np.random.default_rng(0)
-    rows, heads = problem.query_rows(0), min(KV_HEADS, problem.num_kv_heads)
+    rows = problem.query_rows(0)
+    heads = 1 if rows.stop - rows.start > 1 else min(KV_HEADS, problem.num_kv_heads)  # a prefill computes for minutes
     width = problem.block_table.shape[1]
     shape = (2, width, problem.block_size, heads, problem.head_size)
     cache = random_floats(rng, shape, problem.key_cache.dtype)

@@ -22,10 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("reference", "kernels", "properties")
 PROVIDERS = ("triton", "cupy")
 PACKAGES = ("torch", "triton", "cupy", "numpy", "hypothesis", "pytest")
-BUDGET_S = 450  # the whole job
+BUDGET_S = 540  # the whole job
 PROPERTIES_S = 240
 PROCESSES = 3
 NO_GPU = 3
+NONE_FINISHED = "no timing process finished"
 
 
 def make_importable(root: Path = ROOT) -> None:
@@ -72,13 +73,9 @@ def _entry_point_installed() -> bool:
 
 def workload_times(names: Sequence[str]) -> dict[str, Any]:
     """Every workload on both providers, in this process."""
-    from bench.run import as_json, copy_roof, measure
-    from bench.workloads import WORKLOADS
-    from pagebench.kernels.providers import load_provider
+    from bench.goals import measured
 
-    providers = {spec: load_provider(spec) for spec in PROVIDERS}
-    rows = [measure(spec, providers[spec], WORKLOADS[name], None) for name in names for spec in PROVIDERS]
-    return as_json(rows, copy_roof())
+    return measured(names)
 
 
 def swept() -> list[dict[str, Any]]:
@@ -88,6 +85,23 @@ def swept() -> list[dict[str, Any]]:
 
     with freed_after():
         return [point.to_json() for point in sweep()]
+
+
+def _keep(path: Path, times: dict[str, Any]) -> None:
+    """Write it whole, or, when the process is stopped meanwhile, leave what was there."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(times))
+    part.replace(path)
+
+
+def compared(names: Sequence[str]) -> dict[str, Any]:
+    """What the goals of those workloads compare them with, in this process."""
+    from bench.goals import GOALS, matmul_times
+    from bench.workloads import COUNTERPARTS
+
+    goals = [goal for goal in GOALS if goal.workload in names]
+    counterparts = dict.fromkeys(goal.beside for goal in goals if goal.beside in COUNTERPARTS)
+    return {"counterparts": workload_times(list(counterparts))["rows"], "matmul": matmul_times(goals)}
 
 
 def run_timings(names: Sequence[str], out: Path, deadline: float) -> tuple[list[dict[str, Any]], list[int | None]]:
@@ -149,6 +163,13 @@ def sweep_summary(processes: Sequence[dict[str, Any]]) -> str:
     return shown([[Point.from_json(item) for item in process.get("copy_sweep", ())] for process in processes])
 
 
+def goals_summary(processes: Sequence[dict[str, Any]]) -> str:
+    """What the kernels are meant to reach, and whether they do."""
+    from bench.goals import shown
+
+    return shown([process | {"rows": process["rows"] + process.get("counterparts", [])} for process in processes])
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     from importlib.metadata import PackageNotFoundError, version
@@ -197,8 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = chosen.workload or list(WORKLOADS)
     if chosen.times_only:
         times = workload_times(names)
-        chosen.times_only.write_text(json.dumps(times))  # kept if there is no time left for more
-        chosen.times_only.write_text(json.dumps(times | {"copy_sweep": swept()}))
+        _keep(chosen.times_only, times)  # if there is no time left for more
+        times["copy_sweep"] = swept()
+        _keep(chosen.times_only, times)
+        _keep(chosen.times_only, times | compared(names))
         return 0
     deadline = time.perf_counter() + BUDGET_S
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -213,11 +236,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     (chosen.out / "gpu.json").write_text(json.dumps(document, indent=1))
     print(
-        *([summary(processes), sweep_summary(processes)] if processes else ["no timing process finished"]),
+        *([sum_up(processes) for sum_up in (summary, sweep_summary, goals_summary)] if processes else [NONE_FINISHED]),
         f"written: {chosen.out / 'gpu.json'}",
         sep="\n",
     )
-    red = [row for process in processes for row in process["rows"] if row["check"]["status"] != "passed"]
+    timed = [row for process in processes for row in process["rows"] + process.get("counterparts", [])]
+    red = [row for row in timed if row["check"]["status"] != "passed"]
     for row in red:
         print(
             f"FAILED {row['provider']}, {row['workload']}: {row['check']['status']}: {row['check']['detail']}",

@@ -87,6 +87,18 @@ def decode(
     )
 
 
+def prefill(
+    model: Model, batch: int, queries: int, seq_len: int, block_size: int, dtype: np.dtype[Any], seed: int = 0
+) -> PagedAttention:
+    """A chunk of prefill of one layer: the last `queries` tokens of `batch` sequences of `seq_len` keys."""
+    rng = np.random.default_rng(seed + 1)
+    return dataclasses.replace(
+        decode(model, batch, seq_len, block_size, dtype, seed),
+        query=random_floats(rng, (batch * queries, model.num_query_heads, model.head_size), dtype),
+        query_start=np.arange(0, (batch + 1) * queries, queries, dtype=INT32),
+    )
+
+
 def merge_states(model: Model, tokens: int, dtype: np.dtype[Any], seed: int = 0) -> MergeStates:
     """Attention of `tokens` tokens of one layer over two sets of keys that weigh about the same."""
     rng = np.random.default_rng(seed)
@@ -226,6 +238,30 @@ def _decode_workload(
     )
 
 
+def _contiguous_workload(model: Model, batch: int, seq_len: int) -> Workload:
+    """A decode in fp16 whose keys lie in order: each sequence is one block."""
+    return Workload(
+        name=f"{model.name}-decode-b{batch}-s{seq_len}-contiguous-fp16",
+        op="paged_attention",
+        size=f"batch {batch}, {seq_len} keys",
+        problem=lambda: decode(model, batch, seq_len, seq_len, FLOAT16),
+        check_problem=lambda: _ragged(decode(model, 2, 529, 529, FLOAT16)),
+        codegen_problem=lambda: _one_block(decode(model, batch, 1, 1, FLOAT16), seq_len),
+    )
+
+
+def _prefill_workload(model: Model, batch: int, queries: int, seq_len: int) -> Workload:
+    return Workload(
+        name=f"{model.name}-prefill-b{batch}-q{queries}-s{seq_len}-block16-fp16",
+        op="paged_attention",
+        size=f"batch {batch}, {queries} queries, {seq_len} keys",
+        problem=lambda: prefill(model, batch, queries, seq_len, 16, FLOAT16),
+        # More queries than a sequence has whose keys are split, and a short last block.
+        check_problem=lambda: _ragged(prefill(model, 2, 70, 130, 16, FLOAT16)),
+        codegen_problem=lambda: _same_table(prefill(model, batch, queries, 16, 16, FLOAT16), -(-seq_len // 16)),
+    )
+
+
 def _ragged(problem: PagedAttention) -> PagedAttention:
     """The same problem with one key less in every other sequence."""
     problem.seq_lens[::2] -= 1
@@ -237,6 +273,18 @@ def _same_table(problem: PagedAttention, width: int) -> PagedAttention:
     wide = np.repeat(problem.block_table[:, :1], width, axis=1)
     lengths = np.full(problem.num_seqs, width * problem.block_size, INT32)
     return dataclasses.replace(problem, block_table=wide, seq_lens=lengths)
+
+
+def _one_block(problem: PagedAttention, seq_len: int) -> PagedAttention:
+    """The problem with sequences of `seq_len` keys that share one block, whose memory is not touched."""
+    cache = np.zeros((2, 1, seq_len, *problem.key_cache.shape[2:]), problem.key_cache.dtype)
+    return dataclasses.replace(
+        problem,
+        key_cache=cache[0],
+        value_cache=cache[1],
+        block_table=np.zeros((problem.num_seqs, 1), INT32),
+        seq_lens=np.full(problem.num_seqs, seq_len, INT32),
+    )
 
 
 def _merge_workload(model: Model, tokens: int) -> Workload:
@@ -369,9 +417,13 @@ WORKLOADS: dict[str, Workload] = {
         _decode_workload(LLAMA_3_8B, 8, 4096),
         _decode_workload(LLAMA_3_8B, 64, 4096),
         _decode_workload(LLAMA_3_8B, 1, 32768),
+        _decode_workload(LLAMA_3_8B, 8, 32768),
         _decode_workload(LLAMA_3_8B, 8, 32768, dtype=BFLOAT16),
         _decode_workload(LLAMA_2_13B, 8, 4096),
+        _decode_workload(LLAMA_2_13B, 64, 4096),
+        _decode_workload(LLAMA_2_13B, 8, 32768),
         _decode_workload(QWEN2_5_7B, 8, 4096),
+        _prefill_workload(LLAMA_3_8B, 4, 512, 4096),
         _merge_workload(LLAMA_3_8B, 64),
         _merge_workload(LLAMA_3_8B, 8192),
         _copy_workload(LLAMA_3_8B, 64),
@@ -393,4 +445,12 @@ WORKLOADS: dict[str, Workload] = {
         *(_gemv_workload(LLAMA_3_8B, "awq", projection, 1) for projection in ("qo", "kv", "down")),
         *(_gemv_workload(LLAMA_3_8B, "mxfp4", "gate", m) for m in BATCHES[1:]),
     )
+}
+
+# Decodes whose speed on a GPU is judged, and what they are compared with there, which is tracked nowhere else.
+JUDGED_DECODES = tuple((model, *size) for model in (LLAMA_3_8B, LLAMA_2_13B) for size in ((64, 4096), (8, 32768)))
+COUNTERPARTS: dict[str, Workload] = {
+    workload.name: workload
+    for decoded in JUDGED_DECODES
+    for workload in (_decode_workload(*decoded, block_size=128), _contiguous_workload(*decoded))
 }
