@@ -127,7 +127,10 @@ def scaled(name: str) -> Problem:
 
 
 def _one_sequence(problem: PagedAttention) -> Problem:
-    """The first sequence and the query heads of the first KV heads (one, of a prefill), its blocks scattered over a cache of its own."""
+    """The first sequence and the query heads of the first KV heads (of one, if it has several queries).
+
+    Its blocks are scattered over a cache of its own.
+    """
     rng = np.random.default_rng(0)
     rows = problem.query_rows(0)
     heads = 1 if rows.stop - rows.start > 1 else min(KV_HEADS, problem.num_kv_heads)  # a prefill computes for minutes

@@ -1,12 +1,14 @@
 // The formats packed across the rows of [k, n] or along n, with scales per group of k: GPTQ and AWQ int4.
 //
 // A format is a struct with `Codes`, eight rows by eight columns of them, which a thread loads at once, `StagedCodes`, which
-// it reads from what its warp staged, and `row`, which decodes the eight columns of one row of codes; for tensor cores
-// `pairs` decodes a column where `together` says so. Scales and zero points are loaded when the group changes.
-// Scale * (q - zero) is exact: 11 significant bits times 5.
+// it reads from what its warp staged, and `row`, which decodes the eight columns of one row of codes. Scales and zero points
+// are loaded when the group changes. Scale * (q - zero) is exact: 11 significant bits times 5.
 //
 // `stage` copies the codes of 32 rows by 64 columns to a warp's STAGE_WORDS of shared memory; they are there after
 // cp_async_wait and __syncwarp. What lies beyond the weight is not copied, and must not be read.
+//
+// For tensor cores `pairs` gives the bare codes of a column, in units of `unit`, where all 32 rows are of one group: scale
+// and zero point wait for the sum of the group's products, and for the sum of its x (`GroupFactors`).
 #pragma once
 
 #include "dequant_common.cuh"
@@ -48,24 +50,58 @@ struct GroupScales {
       raised_zero[j] = raised(((zeros >> 4 * slot(j)) + (p.mode >> 1 & 1)) & 15);
     }
   }
-  // What pairs of T are decoded with: T holds the scales as they are, and `magic` + q for every code q.
-  template <typename T>
-  __device__ bool fits() const {
-    return p.scale_kind == (kIsHalf<T> ? kHalf : kBfloat16);
-  }
-  // Pairs of weights of column j, from the words of two codes in bits 4 i and 16 + 4 i, i below 4. Exact but for the last
-  // product, which rounds once.
-  template <typename T>
-  __device__ void pairs(unsigned word, int i, int j, unsigned& out) const {
-    using Pair = typename Convert<T>::Pair;
-    constexpr unsigned magic = kIsHalf<T> ? 0x64006400u : 0x43004300u;  // 1024 or 128: the last bit counts ones
-    const unsigned zero = (__float_as_uint(raised_zero[j]) & 15) * 0x00010001u + magic;
-    const unsigned code = (word >> 4 * i & 0x000F000Fu) | magic;
-    const Pair difference = __hsub2_rn(bit_cast<Pair>(code), bit_cast<Pair>(zero));
-    out = bit_cast<unsigned>(__hmul2_rn(difference, from_floats<T>(scale[j], scale[j])));
-  }
   __device__ float weight(unsigned q, int j) const { return __fmul_rn(scale[j], __fsub_rn(raised(q), raised_zero[j])); }
 };
+
+// Of a group, scales and zero points of 16 output features as they are stored: loaded when the group begins, used when it
+// is over. factor = scale, zero: by which sum(weight * x) = factor * (sum(code * x) - zero * sum(x)).
+struct GroupFactors {
+  int group = -1;
+  unsigned scales[2 * RUN / 2], zeros[2];
+
+  __device__ void load(const Params& p, int of, long long column, long long columns) {
+    group = of;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const long long from = column + RUN * half < columns ? column + RUN * half : 0;
+      zeros[half] = static_cast<unsigned>(p.arrays.at<int>(0, of, from / RUN));
+      unsigned* const to = scales + RUN / 2 * half;
+      if (p.mode & 1) {
+        const uint4 words = load16(p.arrays.address<unsigned short>(1, of, from));
+        to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+      } else {
+#pragma unroll
+        for (int j = 0; j < RUN; j += 2)
+          to[j / 2] = p.arrays.at<unsigned short>(1, of, from + j) |
+                      static_cast<unsigned>(p.arrays.at<unsigned short>(1, of, from + j + 1)) << 16;
+      }
+    }
+  }
+  // Of column j of the first eight features or the others, whose zero point is nibble `slot`.
+  __device__ float scale(const Params& p, int half, int j) const {
+    const unsigned pair = scales[RUN / 2 * half + j / 2];
+    const unsigned short bits = static_cast<unsigned short>(j % 2 ? pair >> 16 : pair);
+    return p.scale_kind == kHalf ? to_float(bit_cast<__half>(bits)) : to_float(bit_cast<__nv_bfloat16>(bits));
+  }
+  __device__ float zero(const Params& p, int half, int slot) const {
+    return __fsub_rn(raised(((zeros[half] >> 4 * slot) + (p.mode >> 1 & 1)) & 15), raised(0));
+  }
+};
+
+// Two codes from bits 4 i and 16 + 4 i of a word, as T. half: the bits of a code, as they are, are so many of its smallest
+// subnormals, which tensor cores multiply exactly, whatever x; bfloat16's are too small for float32's range.
+template <typename T>
+constexpr float kCodeUnit = kIsHalf<T> ? 0x1p-24f : 1.0f;
+template <typename T>
+__device__ __forceinline__ unsigned code_pair(unsigned word, int i) {
+  const unsigned code = word >> 4 * i & 0x000F000Fu;
+  if (kIsHalf<T>) return code;
+  const __nv_bfloat162 raised = bit_cast<__nv_bfloat162>(code | 0x43004300u);  // 128 + q
+  return bit_cast<unsigned>(__hsub2_rn(raised, bit_cast<__nv_bfloat162>(0x43004300u)));
+}
+// Two ones in its unit.
+template <typename T>
+constexpr unsigned kOnes = kIsHalf<T> ? 0x00010001u : 0x3F803F80u;
 
 // The codes' array, [rows, columns] of words, and the weight's columns. What lies beyond its rows or columns is not loaded.
 struct CodeArray {
@@ -134,22 +170,16 @@ struct Gptq {
   GroupScales scales;
   __device__ Gptq(const Params& p, long long column) : scales(p, column) {}
 
-  // Whether the eight rows are of one group, whose scales are then loaded, so that `pairs` decodes them.
-  template <typename T>
-  __device__ bool together(const StagedCodes& codes, int) {
-    const uint4* from = reinterpret_cast<const uint4*>(codes.groups);
-    const uint4 a = from[0], b = from[1];
-    const unsigned first = a.x;
-    if ((a.y ^ first | a.z ^ first | a.w ^ first | b.x ^ first | b.y ^ first | b.z ^ first | b.w ^ first) || !scales.fits<T>())
-      return false;
-    if (static_cast<int>(first) != scales.loaded) scales.load(static_cast<int>(first), [](int j) { return j; });
-    return true;
-  }
   // Column j: pairs of rows i and i + 4.
   template <typename T>
-  __device__ void pairs(const StagedCodes& codes, int j, unsigned (&out)[RUN / 2]) const {
+  __device__ static void pairs(const StagedCodes& codes, int j, unsigned (&out)[RUN / 2]) {
 #pragma unroll
-    for (int i = 0; i < RUN / 2; ++i) scales.template pairs<T>(codes.words[j], i, j, out[i]);
+    for (int i = 0; i < RUN / 2; ++i) out[i] = code_pair<T>(codes.words[j], i);
+  }
+  __device__ static int slot(int j) { return j; }
+  template <typename T>
+  __device__ static constexpr float unit(int) {
+    return kCodeUnit<T>;
   }
 
   template <typename SomeCodes>
@@ -251,18 +281,19 @@ struct Awq {
     for (int j = 0; j < RUN; ++j) values[j] = scales.weight(codes.words[i] >> 4 * slot(j) & 15, j);
   }
 
+  // Column j: pairs of rows i and i + 4. A half's four bits may lie one nibble higher, where every code is 16 times as much.
   template <typename T>
-  __device__ bool together(const Codes&, int row) {
-    reach(row);
-    return static_cast<unsigned>(row) - start + ROWS <= span && scales.fits<T>();
-  }
-  template <typename T>
-  __device__ void pairs(const Codes& codes, int j, unsigned (&out)[RUN / 2]) const {
+  __device__ static void pairs(const Codes& codes, int j, unsigned (&out)[RUN / 2]) {
 #pragma unroll
     for (int i = 0; i < RUN / 2; ++i) {
       const unsigned both = __byte_perm(codes.words[i], codes.words[i + 4], j % 2 ? 0x7632 : 0x5410);
-      scales.template pairs<T>(both, j / 2, j, out[i]);
+      const unsigned from = kIsHalf<T> ? both >> j / 4 * 8 : both;
+      out[i] = kIsHalf<T> ? from & (j / 2 % 2 ? 0x00F000F0u : 0x000F000Fu) : code_pair<T>(from, j / 2);
     }
+  }
+  template <typename T>
+  __device__ static constexpr float unit(int j) {
+    return kCodeUnit<T> * (kIsHalf<T> && j / 2 % 2 ? 16.0f : 1.0f);
   }
 };
 

@@ -34,6 +34,7 @@ constexpr int STAGES = 4;      // of a warp's ring of columns: three steps of 1 
 template <typename T>
 constexpr bool kMatrix = sizeof(T) == 2;  // whether tensor cores multiply
 constexpr int CHUNK = 512;     // rows of a piece of k whose groups are in shared memory
+constexpr int MIXED = -1;      // in place of the group of several rows, of several groups
 
 // x [m, k] from row `first` on, of at most `rows` rows; strides in elements. wide: runs are 16-byte words. Zero beyond.
 struct Input {
@@ -268,7 +269,8 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
 }
 
 // Grid: features / 64 / tiles, splits of `split` rows (a multiple of 32), m / 16; a program's warps are `pieces` of its rows
-// for each of its tiles. Dynamic shared memory: the warps' rings, later their sums, and CHUNK groups for each piece.
+// for each of its tiles. Dynamic shared memory: the warps' rings, their sums of 8 or 16 rows of x (float32's take the place
+// of the rings), and the groups of CHUNK rows and their steps for each piece.
 // float32 has 16 sums for each of a lane's eight columns in registers, so that it too reads the codes once for 16 rows of x.
 template <typename Format, typename T>
 __global__ void __launch_bounds__(256, kMatrix<T> ? 2 : 1)
@@ -296,7 +298,13 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
 
   extern __shared__ __align__(16) unsigned char staged[];
   unsigned* const ring = reinterpret_cast<unsigned*>(staged) + warp * STAGES * STAGE_WORDS;
-  int* const groups = reinterpret_cast<int*>(staged) + warps * STAGES * STAGE_WORDS + own_piece * CHUNK;
+  // Behind the rings the warps' sums where tensor cores multiply, pairs of a lane's own side by side, and the groups.
+  constexpr int WIDTH = FEATURES * RUN, HALF_SUMS = X_ROWS / 2 * WIDTH;  // of eight rows of x
+  const int warp_sums = m > X_ROWS / 2 ? 2 * HALF_SUMS : HALF_SUMS;
+  float* const sums = reinterpret_cast<float*>(staged) + warps * STAGES * STAGE_WORDS;
+  float2* const own_sums = reinterpret_cast<float2*>(sums + warp * warp_sums) + lane;
+  int* const groups = reinterpret_cast<int*>(sums + (kMatrix<T> ? warps * warp_sums : 0)) + own_piece * (CHUNK + CHUNK / STEP);
+  int* const step_groups = groups + CHUNK;  // of all rows of a step, or MIXED
   const auto stage = [&](int from, int slot) {
     if (from < end && feature0 < n) Format::stage(p, array, from, feature0, ring + slot * STAGE_WORDS, lane);
     cp_async_commit();
@@ -304,37 +312,85 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) stage(begin + i * STEP, i);
 
-  Format format(p, column);
+  Format float_format(p, column);
   constexpr int ACCUMULATORS = kMatrix<T> ? 4 : X_ROWS;
   float acc[RUN][ACCUMULATORS] = {};  // of each column of a lane's eight
+  // On tensor cores these are of the group that a warp is in: sums of codes * x, and of x. Where its rows are of several,
+  // group MIXED, they are of weights * x. They belong to features 16 t + 8 (i % 2) + j.
+  GroupFactors factors;
+  float x_sums[4] = {};
+  const auto finish_group = [&] {
+#pragma unroll
+    for (int j = 0; j < RUN; ++j)
+#pragma unroll
+      for (int high = 0; high < 2; ++high)
+        if (!high || rows > 8) {
+          float2* const to = own_sums + (high * RUN + j) * kWarpSize;
+          float2 total = *to;
+          if (factors.group == MIXED) {
+            total.x += acc[j][2 * high], total.y += acc[j][2 * high + 1];
+          } else {
+            constexpr float unit = kCodeUnit<T>;
+            const float own_unit = Format::template unit<T>(j);
+            const auto sum = [&](int i) {
+              return __fmaf_rn(-factors.zero(p, i, Format::slot(j)) * (own_unit / unit), x_sums[2 * high], acc[j][2 * high + i]);
+            };
+            total.x = __fmaf_rn(factors.scale(p, 0, j) * (1 / own_unit), sum(0), total.x);
+            total.y = __fmaf_rn(factors.scale(p, 1, j) * (1 / own_unit), sum(1), total.y);
+          }
+          *to = total;
+          acc[j][2 * high] = acc[j][2 * high + 1] = 0;
+        }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x_sums[i] = 0;
+  };
+  if (kMatrix<T>)
+    for (int i = 0; i < warp_sums / 2; i += kWarpSize) own_sums[i] = make_float2(0, 0);
+  // The group of all rows of the step from `from` on, or MIXED.
+  unsigned span_start = 0, span = 0;
+  int span_group = 0;
+  const auto group_of_step = [&](int from, int done) -> int {
+    if (Format::BY_ROW) return step_groups[done % CHUNK / STEP];
+    if (static_cast<unsigned>(from) - span_start >= span) {
+      const unsigned size = static_cast<unsigned>(group), index = size ? static_cast<unsigned>(from) / size : 0;
+      span_group = static_cast<int>(index), span_start = index * size, span = size ? size : ~0u;
+    }
+    return static_cast<unsigned>(from) - span_start + STEP <= span ? span_group : MIXED;
+  };
   int slot = 0;
   for (int done = 0; done < piece; done += STEP) {
     if (Format::BY_ROW && done % CHUNK == 0) {
       __syncthreads();
-      for (int i = lane + kWarpSize * (warp / pieces); i < min(CHUNK, end - begin - done); i += kWarpSize * tiles)
-        groups[i] = p.arrays.at<int>(2, 0, begin + done + i);
+      const int count = min(CHUNK, end - begin - done);
+      for (int i = kWarpSize * (warp / pieces); i < count; i += kWarpSize * tiles) {
+        const int of_row = i + lane < count ? p.arrays.at<int>(2, 0, begin + done + i + lane) : MIXED;
+        groups[i + lane] = of_row;
+        const bool same = __all_sync(kFullMask, of_row == __shfl_sync(kFullMask, of_row, 0));
+        if (lane == 0) step_groups[i / STEP] = same ? of_row : MIXED;
+      }
       __syncthreads();
     }
     const int from = begin + done;
     stage(from + (STAGES - 1) * STEP, (slot + STAGES - 1) % STAGES);
     cp_async_wait<STAGES - 1>();
     __syncwarp();
-    const int row = from + RUN * t;
-    const int left = column < n ? min(end - row, ROWS) : 0;
-    typename Format::StagedCodes loaded;
-    if (left > 0) loaded.read(ring + slot * STAGE_WORDS, groups + done % CHUNK, t, g, left);
+    const int row = from + RUN * t, left = column < n ? min(end - row, ROWS) : 0;
+    const unsigned* const codes_of_step = ring + slot * STAGE_WORDS;
+    const int* const row_groups = groups + done % CHUNK;
     slot = (slot + 1) % STAGES;
-    const auto decode = [&](int i, float(&values)[RUN]) {
+    typename Format::StagedCodes loaded;
+    const auto decode = [&](Format& format, int i, float(&values)[RUN]) {
 #pragma unroll
       for (int j = 0; j < RUN; ++j) values[j] = 0;
       if (i < left) format.row(loaded, i, row + i, values);
     };
     if constexpr (!kMatrix<T>) {
+      if (left > 0) loaded.read(codes_of_step, row_groups, t, g, left);
 #pragma unroll
       for (int part = 0; part < ROWS; part += PART) {
         float values[PART][RUN];
 #pragma unroll
-        for (int i = 0; i < PART; ++i) decode(part + i, values[i]);
+        for (int i = 0; i < PART; ++i) decode(float_format, part + i, values[i]);
 #pragma unroll
         for (int r = 0; r < X_ROWS; ++r) {
           if (r < rows) {
@@ -348,58 +404,82 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
         }
       }
     } else {
-      unsigned weights[RUN][RUN / 2];
+      if (from >= end || feature0 >= n) continue;
       unsigned low[RUN / 2], high[RUN / 2] = {};
       input.pairs(g, row, low);
       if (rows > 8) input.pairs(g + 8, row, high);
       split_pairs(low), split_pairs(high);
-      if (left == ROWS && format.template together<T>(loaded, row)) {
+      const int of_step = group_of_step(from, done);
+      if (of_step != MIXED && end - from >= STEP) {
+        if (of_step != factors.group) {
+          finish_group();
+          factors.load(p, of_step, feature0 + 2 * RUN * t, n);
+        }
+        loaded.read(codes_of_step, row_groups, t, column < n ? g : 0, ROWS);
 #pragma unroll
-        for (int j = 0; j < RUN; ++j) format.template pairs<T>(loaded, j, weights[j]);
+        for (int j = 0; j < RUN; ++j) {
+          unsigned pairs[RUN / 2];
+          Format::template pairs<T>(loaded, j, pairs);
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            multiply<T>(acc[j], low, high, half, pairs[2 * half], pairs[2 * half + 1]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) multiply<T>(x_sums, low, high, half, kOnes<T>, kOnes<T>);
       } else {
+        if (factors.group != MIXED) finish_group();
+        factors.group = MIXED;
+        Format format(p, column);
+        if (left > 0) loaded.read(codes_of_step, row_groups, t, g, left);
+        unsigned weights[RUN][RUN / 2];
 #pragma unroll
         for (int i = 0; i < RUN / 2; ++i) {
           float first_row[RUN], other[RUN];
-          decode(i, first_row);
-          decode(i + RUN / 2, other);
+          decode(format, i, first_row);
+          decode(format, i + RUN / 2, other);
 #pragma unroll
           for (int j = 0; j < RUN; ++j) weights[j][i] = pack<T>(first_row[j], other[j]);
         }
+        __syncwarp();  // an mma takes all lanes
+#pragma unroll
+        for (int j = 0; j < RUN; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            multiply<T>(acc[j], low, high, half, weights[j][2 * half], weights[j][2 * half + 1]);
       }
-      __syncwarp();  // an mma takes all lanes
-#pragma unroll
-      for (int j = 0; j < RUN; ++j)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          multiply<T>(acc[j], low, high, half, weights[j][2 * half], weights[j][2 * half + 1]);
     }
     __syncwarp();
   }
 
-  static_assert(STAGES * STAGE_WORDS == X_ROWS * FEATURES * RUN, "a warp's sums take the place of its ring");
   cp_async_wait_all();
-  __syncthreads();
-  float* const sums = reinterpret_cast<float*>(staged);
-  constexpr int WIDTH = FEATURES * RUN, WARP_SUMS = X_ROWS * WIDTH;
+  if constexpr (kMatrix<T>) {
+    finish_group();
+  } else {
+    static_assert(STAGES * STAGE_WORDS == X_ROWS * WIDTH, "a warp's sums take the place of its ring");
+    __syncthreads();
+    float* const to = reinterpret_cast<float*>(staged) + warp * X_ROWS * WIDTH;
 #pragma unroll
-  for (int j = 0; j < RUN; ++j)
+    for (int j = 0; j < RUN; ++j)
 #pragma unroll
-    for (int i = 0; i < ACCUMULATORS; ++i) {
-      if constexpr (!kMatrix<T>) {
+      for (int i = 0; i < X_ROWS; ++i) {
         acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 1);
         acc[j][i] += __shfl_xor_sync(kFullMask, acc[j][i], 2);
-        if (t == 0) sums[warp * WARP_SUMS + i * WIDTH + RUN * g + j] = acc[j][i];
-      } else {
-        sums[warp * WARP_SUMS + (g + i / 2 * 8) * WIDTH + RUN * (2 * t + i % 2) + j] = acc[j][i];
+        if (t == 0) to[i * WIDTH + RUN * g + j] = acc[j][i];
       }
-    }
+  }
   __syncthreads();
   const Output output{y, kind, m, n};
   for (int i = threadIdx.x; i < rows * tiles * WIDTH; i += blockDim.x) {
-    const int r = i / (tiles * WIDTH), feature = i % (tiles * WIDTH);
-    const float* of_piece = sums + feature / WIDTH * pieces * WARP_SUMS + r * WIDTH + feature % WIDTH;
+    const int r = i / (tiles * WIDTH), feature = i % (tiles * WIDTH), f = feature % WIDTH;
+    const float* of_piece = kMatrix<T> ? sums : reinterpret_cast<const float*>(staged);
+    const int stride = kMatrix<T> ? warp_sums : X_ROWS * WIDTH;
+    of_piece += feature / WIDTH * pieces * stride;
+    if (kMatrix<T>)  // as mma leave them: j = f % 8, lane 4 (r % 8) + f / 16
+      of_piece += ((r / 8 * RUN + f % RUN) * kWarpSize + r % 8 * 4 + f / (2 * RUN)) * 2 + f / RUN % 2;
+    else
+      of_piece += r * WIDTH + f;
     float sum = of_piece[0];
-    for (int w = 1; w < pieces; ++w) sum += of_piece[w * WARP_SUMS];
+    for (int w = 1; w < pieces; ++w) sum += of_piece[w * stride];
     output.store(x_row0 + r, blockIdx.x * static_cast<long long>(tiles * WIDTH) + feature, sum);
   }
 }

@@ -34,7 +34,7 @@ FEATURES = 8
 COLUMNS = 64
 STEP = 32
 RING_BYTES = 4096  # of a warp
-GROUP_BYTES = 2048  # of a piece of k
+GROUP_BYTES = 2112  # of a piece of k: of 512 rows, and of 16 steps
 
 # Warps wanted: four programs of four for each of 132 SMs. Splitting k costs a pass over float32 sums, small beside the
 # weights as long as a split has some hundred of k.
@@ -99,7 +99,8 @@ def _columns(provider: Any, problem: Any, threads: int | None, split: int | None
     grid = (programs[0], ceil_div(k, split), programs[1])
     args = (*_input(problem), np.int32(split), np.int32(pieces), np.int64(k), *parameters, *arrays)
     name = f"dequant_gemv_columns<{format.struct}, {TYPES[problem.dtype]}>"
-    shared = warps * RING_BYTES + (pieces * GROUP_BYTES if format.by_row else 0)
+    sums = 0 if problem.dtype == FLOAT32 else COLUMNS * 4 * (X_ROWS if problem.m > X_ROWS // 2 else X_ROWS // 2)
+    shared = warps * (RING_BYTES + sums) + (pieces * GROUP_BYTES if format.by_row else 0)
     return _launch(provider, problem, name, grid, 32 * warps, args, shared)
 
 
@@ -132,7 +133,10 @@ def _launch(
     y = provider.empty((problem.m, problem.shape[0]), problem.dtype)
     splits, kind = grid[1], KINDS[problem.dtype]
     sums = provider.empty((splits, *y.shape), np.float32) if splits > 1 else y
-    provider.device.kernel(SOURCE, name)(grid, (threads,), (sums, kind, *args), shared_mem=shared)
+    kernel = provider.device.kernel(SOURCE, name)
+    if shared > kernel.max_dynamic_shared_size_bytes:
+        kernel.max_dynamic_shared_size_bytes = shared
+    kernel(grid, (threads,), (sums, kind, *args), shared_mem=shared)
     if splits > 1:
         count = problem.m * problem.shape[0]
         add = provider.device.kernel(SOURCE, "dequant_gemv_sum")

@@ -104,8 +104,8 @@ def plan(
     dtype = np.dtype(problem.query.dtype)
     padded = next((size for size in PADDED_HEADS if size >= problem.head_size), WIDEST)
     parts = ceil_div(problem.head_size, padded)
-    kind = f"FmaWarp<{padded}" if dtype == np.float32 else f"MmaWarp<{C_TYPES[dtype.name]}, {padded}"
-    rows = 4 if dtype == np.float32 else 16
+    rows = next((n for n in (4, 8) if problem.group <= WARPS * n), 16) if dtype == np.float32 else 16
+    kind = f"FmaWarp<{padded}, {rows}" if dtype == np.float32 else f"MmaWarp<{C_TYPES[dtype.name]}, {padded}"
     # One decoding sequence's programs and row warps: what splits are chosen for.
     warps = row_warps or next((n for n in (1, 2) if problem.group <= n * rows), WARPS)
     row_tiles = ceil_div(problem.group, warps * rows)

@@ -1,12 +1,28 @@
-// Four rows and eight keys at a time in IEEE float32: FmaWarp of paged_attention_warps.cuh.
+// A few rows and eight keys at a time in IEEE float32: FmaWarp of paged_attention_warps.cuh.
 #pragma once
 #include "paged_attention_tile.cuh"
 
-template <int D, bool IS_WIDE = false>
+// The maxima of R rows, the same in every lane; of many rows each in one lane, which takes one register.
+template <int R, bool IN_LANES = (R > 8)>
+class Maxima {
+ public:
+  __device__ float operator[](int row) const {
+    if constexpr (IN_LANES) return __shfl_sync(kFullMask, of_[0], row);
+    return of_[IN_LANES ? 0 : row];
+  }
+  __device__ void set(int row, float maximum) {
+    if (!IN_LANES || static_cast<int>(threadIdx.x) % kWarpSize == row) of_[IN_LANES ? 0 : row] = maximum;
+  }
+
+ private:
+  float of_[IN_LANES ? 1 : R];
+};
+
+template <int D, int R = 4, bool IS_WIDE = false>
 class FmaWarp {
  public:
   using Element = float;
-  static constexpr int HEAD = D, ROWS = 4, CHUNK = 8, PROGRAMS_PER_SM = IS_WIDE ? 2 : 3;
+  static constexpr int HEAD = D, ROWS = R, CHUNK = 8, PROGRAMS_PER_SM = IS_WIDE || R > 4 ? 2 : 3;
   static constexpr bool WIDE = IS_WIDE;
 
   struct Dots {
@@ -17,7 +33,8 @@ class FmaWarp {
   __device__ explicit FmaWarp(bool) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      state_[r] = {-kInfinity, 0.0f};
+      maxima_.set(r, -kInfinity);
+      sums_[r] = 0.0f;
 #pragma unroll
       for (int i = 0; i < D / 32; ++i) weighted_[r][i] = 0.0f;
     }
@@ -26,7 +43,7 @@ class FmaWarp {
   // Lane: key lane % 8, and every fourth piece of its row from lane / 8 on; its own part of the sum.
   __device__ static void add_dots(const float* query, int row, const float* key, Dots& dots) {
     const int lane = threadIdx.x % kWarpSize;
-#pragma unroll 4
+#pragma unroll PIECES_AT_ONCE
     for (int piece = lane / 8; piece < D / 4; piece += 4) {
       const float4 k = *reinterpret_cast<const float4*>(key + swizzled<float, D>(lane % 8, piece));
 #pragma unroll
@@ -49,9 +66,10 @@ class FmaWarp {
       dot += __shfl_xor_sync(kFullMask, dot, 16);
       float score = key < chunk.visible ? dot * scoring.scale : -kInfinity;
       if (!chunk.simple) score = scoring.score(dot, key, chunk, scoring.rows[row + r]);
-      const Rescale rescale(state_[r].maximum, over_keys(score, fmaxf));
+      const Rescale rescale(maxima_[r], over_keys(score, fmaxf));
       weights[r] = exp2f(score - rescale.reference);
-      state_[r] = {rescale.maximum, state_[r].sum * rescale.factor + weights[r]};
+      maxima_.set(r, rescale.maximum);
+      sums_[r] = sums_[r] * rescale.factor + weights[r];
       if (chunk.factors != nullptr) weights[r] *= chunk.factors[key].y;
 #pragma unroll
       for (int i = 0; i < D / 32; ++i) weighted_[r][i] *= rescale.factor;
@@ -65,15 +83,18 @@ class FmaWarp {
     for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
       for (int i = 0; i < D / 32; ++i) weighted[r * (D + MERGE_PAD) + element(lane, i)] = weighted_[r][i];
-      const float sum = over_keys(state_[r].sum, [](float a, float b) { return a + b; });
-      if (lane == 0) states[r] = {state_[r].maximum, sum};
+      const float maximum = maxima_[r], sum = over_keys(sums_[r], [](float a, float b) { return a + b; });
+      if (lane == 0) states[r] = {maximum, sum};
     }
   }
 
  private:
   static constexpr int VECTOR = D / 32 < 4 ? D / 32 : 4;  // neighbouring columns of a lane
+  // Many rows are work enough to wait for, and loads ahead of it would take the registers of their sums.
+  static constexpr int PIECES_AT_ONCE = R > 8 ? 1 : R > 4 ? 2 : 4, KEYS_AT_ONCE = R > 8 ? 1 : R > 4 ? 4 : 8;
 
-  State state_[ROWS];           // the sum is that of this lane's key, lane % 8
+  Maxima<ROWS> maxima_;
+  float sums_[ROWS];            // of this lane's key, lane % 8
   float weighted_[ROWS][D / 32];
 
   // Column of weighted_[.][i]: vectors of neighbouring lanes are neighbours.
@@ -87,7 +108,7 @@ class FmaWarp {
   }
 
   __device__ void add_values(const float* value, int lane, const float (&weights)[ROWS]) {
-#pragma unroll
+#pragma unroll KEYS_AT_ONCE
     for (int key = 0; key < CHUNK; ++key) {
       float weight[ROWS];
 #pragma unroll

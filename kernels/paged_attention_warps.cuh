@@ -4,7 +4,8 @@
 //   MmaWarp<T, D>  16-bit T, 16 rows, tensor cores (mma.m16n8k16). Rows that do not exist are zeros: their work is
 //                  free, since the memory is what limits, and even a single row takes fewer instructions this way than
 //                  with float32 arithmetic.
-//   FmaWarp<D>     float32, 4 rows, IEEE multiply-adds.
+//   FmaWarp<D, R>  float32, R rows, IEEE multiply-adds: 4, or for large groups 8 or 16, so that four warps hold a group
+//                  of 64; for smaller ones they would be more work.
 // D is the head size padded to 64, 128 or 256; with WIDE, D columns of a longer head at a time. Both have
 //   Element, HEAD, ROWS, CHUNK   the key tile is consumed CHUNK keys at a time
 //   PROGRAMS_PER_SM              of four warps, that the registers must leave room for
