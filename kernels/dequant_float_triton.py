@@ -131,10 +131,15 @@ def _nvfp4(packed, strides, at, SWIZZLED: tl.constexpr, HOW: tl.constexpr):
     block, live = columns_of(at, HOW, 16)
     scale_row, scale_column = row.to(tl.int64), block.to(tl.int64)
     if SWIZZLED:
-        width = (at[3] + 63) // 64 * 4
-        tile = (scale_row // 128) * (width // 4) + block // 4
-        place = tile * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + block % 4
-        scale_row, scale_column = place // width, place % width
+        scale_row, scale_column = swizzled_place(row, block, at[3])
     scale = e4m3(load(scales + scale_row * strides[2] + scale_column * strides[3], row_live & live, HOW))
     value = tl.reshape(e2m1(code), [HOW.rows, HOW.columns // 16, 16]) * scale[:, :, None]
     return tl.reshape(value, [HOW.rows, HOW.columns]), tl.load(common)
+
+
+@triton.jit
+def swizzled_place(row, block, columns):
+    """int64 row and column, in an array of (columns + 63) // 64 * 4 columns, of a row's block's scale."""
+    wide, width = row.to(tl.int64), (columns + 63) // 64 * 4
+    place = ((wide // 128) * (width // 4) + block // 4) * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + block % 4
+    return place // width, place % width

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 
+from pagebench.kernels import dequant_codes_triton as codes
 from pagebench.kernels import dequant_float_triton as floats
 from pagebench.kernels import dequant_gguf_triton as gguf
 from pagebench.kernels import dequant_integer_triton as integers
@@ -21,6 +22,20 @@ from pagebench.reference.dtypes import FLOAT32
 
 
 @dataclass(frozen=True, slots=True)
+class Codes:
+    """How the fused product takes codes to tensor cores: see `dequant_codes_triton`, also for `decode` and `finish`.
+
+    per: codes in a word of 32 bits; span: in a block with a scale of its own, 0 for those of How; offset: there is one.
+    """
+
+    decode: Any
+    per: int
+    span: int
+    finish: Any
+    offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """`decode` decodes tiles of whole units of row_unit x column_unit elements.
 
@@ -28,6 +43,7 @@ class Format:
     one long row. table: what `decode` looks up. bits: see How. registers: a thread may have as many; left to itself the
     compiler aims at 64 or less for one GPU or another, and spills the few that are missing. onward: decodes tiles one
     after another along k, keeping what they share; rows_named: each row of the weight names its group.
+    codes: for float16 and few rows of x.
     """
 
     decode: Any
@@ -40,11 +56,12 @@ class Format:
     registers: int | None = None
     onward: Any = None
     rows_named: bool = False
+    codes: Codes | None = None
 
 
 FORMATS: dict[str, Format] = {
-    "fp8_e4m3": Format(floats.fp8_e4m3),
-    "fp8_e5m2": Format(floats.fp8_e5m2),
+    "fp8_e4m3": Format(floats.fp8_e4m3, codes=Codes(codes.fp8_e4m3, 4, 0, codes.finish_fp8_e4m3)),
+    "fp8_e5m2": Format(floats.fp8_e5m2, codes=Codes(codes.fp8_e5m2, 4, 0, codes.finish_fp8_e5m2)),
     "int8": Format(integers.int8),
     "gptq_v1": Format(
         integers.gptq_v1, 8, 8, transposed=True, registers=128, onward=integers.gptq_v1_onward, rows_named=True
@@ -54,17 +71,19 @@ FORMATS: dict[str, Format] = {
     ),
     "awq": Format(integers.awq, 1, 8, transposed=True, onward=integers.awq_onward),
     **{f"pack_quantized_{bits}": Format(integers.pack_quantized, 1, 32, bits=bits) for bits in range(2, 9)},
-    "mxfp4": Format(floats.mxfp4, 1, 32),
-    "nvfp4": Format(floats.nvfp4, 1, 16),
-    "nvfp4_ct": Format(floats.nvfp4_ct, 1, 16, registers=128),
-    "nvfp4_swizzled": Format(floats.nvfp4_swizzled, 1, 16),
+    "mxfp4": Format(floats.mxfp4, 1, 32, codes=Codes(codes.mxfp4, 8, 32, codes.finish_mxfp4)),
+    "nvfp4": Format(floats.nvfp4, 1, 16, codes=Codes(codes.nvfp4, 8, 16, codes.finish_nvfp4)),
+    "nvfp4_ct": Format(floats.nvfp4_ct, 1, 16, registers=128, codes=Codes(codes.nvfp4, 8, 16, codes.finish_nvfp4_ct)),
+    "nvfp4_swizzled": Format(
+        floats.nvfp4_swizzled, 1, 16, codes=Codes(codes.nvfp4_swizzled, 8, 16, codes.finish_nvfp4)
+    ),
     "nf4": Format(floats.bits4, 1, 2, flat=True, table=NF4_CODES),
     "fp4": Format(floats.bits4, 1, 2, flat=True, table=FP4_CODES),
     "q4_0": Format(gguf.q4_0, 1, 32),
     "q4_1": Format(gguf.q4_1, 1, 32, registers=128),
     "q5_0": Format(gguf.q5_0, 1, 32),
     "q8_0": Format(gguf.q8_0, 1, 32),
-    "q4_k": Format(gguf.q4_k, 1, 256),
+    "q4_k": Format(gguf.q4_k, 1, 256, codes=Codes(codes.q4_k, 4, 32, codes.finish_nothing, offset=True)),
     "q5_k": Format(gguf.q5_k, 1, 256),
     "q6_k": Format(gguf.q6_k, 1, 256),
 }
@@ -83,7 +102,8 @@ def rejects(problem: PackedWeight) -> str | None:
 class Weight:
     """A packed weight of device arrays, as [rows, columns] of its storage: [n, k], transposed [k, n], or one row.
 
-    arrays and strides are what a device function takes as `packed` and `strides`.
+    arrays and strides are what a device function takes as `packed` and `strides`. words: the first array
+    may be read 4 bytes at a time.
     """
 
     def __init__(self, problem: PackedWeight, *, flat: bool) -> None:
@@ -98,6 +118,7 @@ class Weight:
         if first[-1] == 1 and first[0] < 2**31 and self.arrays[0].data_ptr() % 16 == 0:
             self.align = _power_of_two(first[0], 16)
         first[0] //= self.align
+        self.words = self.align >= 4 and self.arrays[0][0].is_contiguous()
         self.strides = (*first, *(stride for strides in rest for stride in strides or (0, 0)))
         if self.format.table:
             self.arrays = (*self.arrays, _table(self.format.table, self.arrays[0].device))

@@ -31,9 +31,10 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from pagebench.kernels.dequant_codes_triton import in_order
 from pagebench.kernels.dequant_formats_triton import Weight, rejects
 from pagebench.reference.dequant_gemv import DequantGemv
-from pagebench.reference.dtypes import FLOAT32
+from pagebench.reference.dtypes import FLOAT16, FLOAT32
 
 __all__ = ["dequant_gemv", "rejects", "variants"]
 
@@ -47,6 +48,10 @@ X_BYTES = 32 << 10  # three of these, in flight, and a tile of weights leave an 
 NAMED_FEATURES = (512, 256, 128)
 NAMED_PROGRAMS = 256
 PROGRAMS = 1024  # wanted of a launch, of 4 warps: some 8 for each of an H200's 132 SMs
+CODES_ROWS = 16
+CODES_TILE = 8192
+CODES_FEATURES = 64
+CODES_PROGRAMS = 528
 MIN_STEPS = 2  # per split: fewer cost more in partial sums than they hide
 
 
@@ -110,6 +115,53 @@ def gemv_kernel(
 
 
 @triton.jit
+def codes_kernel(
+    out,
+    x,
+    x_row_stride,
+    x_column_stride,
+    packed,
+    strides,
+    m,
+    rows,
+    columns,
+    tiles,
+    steps,
+    CODES: tl.constexpr,
+    FINISH: tl.constexpr,
+    HOW: tl.constexpr,
+    PER: tl.constexpr,
+    SPAN: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """As gemv_kernel, for all rows of x at once: sums of codes, each block's multiplied with its scale."""
+    N: tl.constexpr = HOW.rows
+    BLOCKS: tl.constexpr = HOW.columns // SPAN
+    WIDE: tl.constexpr = max(ROWS, 8)  # a row of x fills a matrix instruction's eight
+    tile, split = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, ROWS)
+    total = tl.zeros([BLOCKS, N, WIDE], tl.float32)
+    ones = tl.full([BLOCKS, N, SPAN], 1.0, x.dtype.element_ty)
+    for step in tl.range(split * steps, tl.minimum(split * steps + steps, tl.cdiv(columns, HOW.columns)), num_stages=3):
+        code, scale, offset = CODES(packed, strides, (tile, step, rows, columns), HOW)
+        feature = step * HOW.columns + tl.arange(0, HOW.columns)
+        pointer = x + row[:, None].to(tl.int64) * x_row_stride + feature[None, :].to(tl.int64) * x_column_stride
+        some = tl.load(pointer, mask=(row[:, None] < m) & (feature[None, :] < columns), other=0.0)
+        some = tl.broadcast_to(in_order(some, BLOCKS, SPAN, PER), [BLOCKS, SPAN, WIDE])
+        sums = tl.dot(tl.permute(code, [1, 0, 2]), some)
+        total = tl.fma(sums, tl.broadcast_to(tl.trans(scale)[:, :, None], [BLOCKS, N, WIDE]), total)
+        if OFFSET:
+            sums = tl.dot(ones, some)
+            total = tl.fma(sums, tl.broadcast_to(-tl.trans(offset)[:, :, None], [BLOCKS, N, WIDE]), total)
+    y = FINISH(tl.sum(total, 0), packed, strides, (tile, 0, rows, columns), HOW)
+    column = (tile * N + tl.arange(0, N))[:, None]
+    row = tl.arange(0, WIDE)[None, :]
+    pointer = out + (split.to(tl.int64) * m + row) * rows + column
+    tl.store(pointer, y.to(out.dtype.element_ty), mask=(row < m) & (column < rows))
+
+
+@triton.jit
 def add_splits_kernel(out, parts, count, splits, TILE: tl.constexpr):
     """out [count] = sum of parts [splits, count], first to last."""
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -123,10 +175,10 @@ def dequant_gemv(
     problem: DequantGemv,
     empty: Callable[[tuple[int, ...], Any], Any],
     *,
-    tile: int = TILE,
+    tile: int | None = None,
     features: int | None = None,
     max_rows: int = MAX_ROWS,
-    programs: int = PROGRAMS,
+    programs: int | None = None,
     num_warps: int | None = None,
 ) -> Any:
     """y [m, n] of the problem's dtype, from a problem with device arrays. `empty(shape, dtype)` makes it, and scratch.
@@ -136,6 +188,9 @@ def dequant_gemv(
     """
     (n, k), m = problem.shape, problem.x.shape[0]
     weight = Weight(problem, flat=False)
+    if weight.format.codes and weight.words and problem.dtype == FLOAT16 and m <= CODES_ROWS:
+        return _from_codes(problem, empty, weight, tile, features, programs, num_warps)
+    tile, programs = tile or TILE, programs or PROGRAMS
     transposed = weight.format.transposed
     x_rows = 1 if m == 1 or problem.dtype == FLOAT32 else min(max(triton.next_power_of_2(m), 16), max_rows)
     warps = max(4, x_rows // 32)
@@ -178,6 +233,53 @@ def dequant_gemv(
         num_warps=num_warps,
         maxnreg=weight.format.registers if x_rows == 16 else None,  # one row spills nothing, and more take more
         enable_fp_fusion=False,  # as in `dequantize`; the sum's own is asked for
+    )
+    if splits > 1:
+        add_splits_kernel[(triton.cdiv(m * n, 256),)](y, out, m * n, splits, TILE=256, num_warps=2)
+    return y
+
+
+def _from_codes(
+    problem: DequantGemv,
+    empty: Callable[[tuple[int, ...], Any], Any],
+    weight: Weight,
+    tile: int | None,
+    features: int | None,
+    programs: int | None,
+    num_warps: int | None,
+) -> Any:
+    """y where the tensor cores take codes."""
+    (n, k), m, codes = problem.shape, problem.x.shape[0], weight.format.codes
+    assert codes is not None
+    _, width = weight.tile(1, max((tile or CODES_TILE) // (features or CODES_FEATURES), codes.span, 32))
+    height, _ = weight.tile(max((tile or CODES_TILE) // width, 1), width)
+    height = max(height, 16)
+    tiles, k_tiles = triton.cdiv(n, height), triton.cdiv(k, width)
+    steps = max(triton.cdiv(k_tiles * tiles, programs or CODES_PROGRAMS), min(MIN_STEPS, k_tiles))
+    splits = triton.cdiv(k_tiles, steps)
+    how = weight.how(height, width)
+    y = empty((m, n), problem.dtype)
+    out = y if splits == 1 else empty((splits, m, n), np.dtype(np.float32))
+    codes_kernel[(tiles, splits)](
+        out,
+        problem.x,
+        *problem.x.stride(),
+        weight.arrays,
+        weight.strides,
+        m,
+        weight.rows,
+        weight.columns,
+        tiles,
+        steps,
+        CODES=codes.decode,
+        FINISH=codes.finish,
+        HOW=how,
+        PER=codes.per,
+        SPAN=codes.span or how.span,
+        OFFSET=codes.offset,
+        ROWS=1 if m == 1 else 8 if m <= 8 else 16,
+        num_warps=num_warps or 4,
+        enable_fp_fusion=False,
     )
     if splits > 1:
         add_splits_kernel[(triton.cdiv(m * n, 256),)](y, out, m * n, splits, TILE=256, num_warps=2)
