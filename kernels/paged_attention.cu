@@ -15,8 +15,8 @@
 // Features cost those who use them: a mask, soft cap, ALiBi or scales of slots lead to the general score, chunk by
 // chunk, where a causal mask does so along the diagonal alone; elsewhere a score is the dot product times a number.
 //
-// Bytes moved: K and V of every tile of rows once (decode: of every sequence and KV head once, up to a group of 64, in
-// float32 16), and for each split and row 4 (D + 2) bytes of scratch, written and read: 1.6 % of K and V for 512 keys
+// Bytes moved: K and V of every tile of rows once (decode: of every sequence and KV head once, up to a group of 64),
+// and for each split and row 4 (D + 2) bytes of scratch, written and read: 1.6 % of K and V for 512 keys
 // of Llama-3-8B.
 //
 // Caches and queries may have any strides. Where rows are contiguous, multiples of 16 bytes and aligned, `vector` is

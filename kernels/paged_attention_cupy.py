@@ -1,7 +1,7 @@
 """Launcher of paged_attention.cu: attention over a paged KV cache, every feature of the op.
 
-Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way all query heads of a KV head, up to 64
-and 16, are in one program, and each key and value is loaded once for them.
+Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way all query heads of a KV head, up to 64,
+are in one program, and each key and value is loaded once for them.
 
 What depends on lengths is decided on the device, by each sequence alone: how many warps share out its rows, and how
 its keys are split. So one launch (and one for the merge) serves decode, prefill and mixed batches alike, and a
@@ -125,11 +125,11 @@ def plan(
 
 
 def _tile(padded: int, rows: int, itemsize: int) -> int:
-    """Keys per step, a multiple of 16: TILE_BYTES of K and V, or fewer where many rows leave no room for them."""
+    """Keys per step, a multiple of a warp's chunk: TILE_BYTES of K and V, or fewer where many rows leave no room."""
     row_bytes, room = padded * itemsize, SHARED_BYTES[padded]
     wanted = min(MAX_TILE, TILE_BYTES // (2 * row_bytes))
     fits = (tile for tile in range(wanted, 16, -16) if _loop_bytes(rows, tile, row_bytes, factors=False) <= room)
-    return next(fits, 16)
+    return next(fits, 8 if itemsize == 4 and rows > 32 and padded == WIDEST else 16)  # within 99 KB of any GPU
 
 
 def _least_split(problem: Any, padded: int) -> int:

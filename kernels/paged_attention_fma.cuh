@@ -23,7 +23,7 @@ class FmaWarp {
  public:
   using Element = float;
   static constexpr int HEAD = D, ROWS = R, CHUNK = 8, PROGRAMS_PER_SM = IS_WIDE || R > 4 ? 2 : 3;
-  static constexpr bool WIDE = IS_WIDE;
+  static constexpr bool WIDE = IS_WIDE, LOOKS_AHEAD = R * D < 4096;
 
   struct Dots {
     float of[ROWS];
@@ -34,7 +34,7 @@ class FmaWarp {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       maxima_.set(r, -kInfinity);
-      sums_[r] = 0.0f;
+      sums_[r / SHARED] = 0.0f;
 #pragma unroll
       for (int i = 0; i < D / 32; ++i) weighted_[r][i] = 0.0f;
     }
@@ -69,7 +69,7 @@ class FmaWarp {
       const Rescale rescale(maxima_[r], over_keys(score, fmaxf));
       weights[r] = exp2f(score - rescale.reference);
       maxima_.set(r, rescale.maximum);
-      sums_[r] = sums_[r] * rescale.factor + weights[r];
+      if (SHARED == 1 || lane / 8 == r % SHARED) sums_[r / SHARED] = sums_[r / SHARED] * rescale.factor + weights[r];
       if (chunk.factors != nullptr) weights[r] *= chunk.factors[key].y;
 #pragma unroll
       for (int i = 0; i < D / 32; ++i) weighted_[r][i] *= rescale.factor;
@@ -83,18 +83,19 @@ class FmaWarp {
     for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
       for (int i = 0; i < D / 32; ++i) weighted[r * (D + MERGE_PAD) + element(lane, i)] = weighted_[r][i];
-      const float maximum = maxima_[r], sum = over_keys(sums_[r], [](float a, float b) { return a + b; });
-      if (lane == 0) states[r] = {maximum, sum};
+      const float maximum = maxima_[r], sum = over_keys(sums_[r / SHARED], [](float a, float b) { return a + b; });
+      if (lane == r % SHARED * 8) states[r] = {maximum, sum};
     }
   }
 
  private:
   static constexpr int VECTOR = D / 32 < 4 ? D / 32 : 4;  // neighbouring columns of a lane
+  static constexpr int SHARED = R > 8 ? 4 : 1;
   // Many rows are work enough to wait for, and loads ahead of it would take the registers of their sums.
   static constexpr int PIECES_AT_ONCE = R > 8 ? 1 : R > 4 ? 2 : 4, KEYS_AT_ONCE = R > 8 ? 1 : R > 4 ? 4 : 8;
 
   Maxima<ROWS> maxima_;
-  float sums_[ROWS];            // of this lane's key, lane % 8
+  float sums_[ROWS / SHARED];   // of this lane's key, lane % 8; where SHARED, of every fourth row from lane / 8 on
   float weighted_[ROWS][D / 32];
 
   // Column of weighted_[.][i]: vectors of neighbouring lanes are neighbours.
@@ -110,25 +111,24 @@ class FmaWarp {
   __device__ void add_values(const float* value, int lane, const float (&weights)[ROWS]) {
 #pragma unroll KEYS_AT_ONCE
     for (int key = 0; key < CHUNK; ++key) {
-      float weight[ROWS];
-#pragma unroll
-      for (int r = 0; r < ROWS; ++r) weight[r] = __shfl_sync(kFullMask, weights[r], key);
+      float v[D / 32];
 #pragma unroll
       for (int i = 0; i < D / 32; i += VECTOR) {
         const int column = element(lane, i);
         const float* from = value + swizzled<float, D>(key, column / 4) + column % 4;
-        float v[VECTOR];
         if constexpr (VECTOR == 4) {
           const float4 x = *reinterpret_cast<const float4*>(from);
-          v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+          v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
         } else {
           const float2 x = *reinterpret_cast<const float2*>(from);
-          v[0] = x.x, v[1] = x.y;
+          v[i] = x.x, v[i + 1] = x.y;
         }
+      }
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
+      for (int r = 0; r < ROWS; ++r) {
+        const float weight = __shfl_sync(kFullMask, weights[r], key);
 #pragma unroll
-          for (int j = 0; j < VECTOR; ++j) weighted_[r][i + j] += weight[r] * v[j];
+        for (int i = 0; i < D / 32; ++i) weighted_[r][i] += weight * v[i];
       }
     }
   }

@@ -12,7 +12,7 @@ class MmaWarp {
  public:
   using Element = T;
   static constexpr int HEAD = D, ROWS = 16, CHUNK = 16, PROGRAMS_PER_SM = D > 128 ? 2 : D > 64 ? 3 : 4;
-  static constexpr bool WIDE = IS_WIDE;
+  static constexpr bool WIDE = IS_WIDE, LOOKS_AHEAD = true;
 
   struct Dots {
     float of[2][4];  // accumulators of mma
