@@ -23,12 +23,13 @@ from pagebench.kernels.dequant_tile_triton import columns_of, e4m3, e8m0, first_
 
 @triton.jit
 def in_order(x, BLOCKS: tl.constexpr, SPAN: tl.constexpr, PER: tl.constexpr):
-    """x [rows, k] as [blocks, span, rows], each block in the order of the codes of words that hold PER of them."""
-    LANES: tl.constexpr = min(4, SPAN // PER)  # that hold a word each
-    WORDS: tl.constexpr = SPAN // PER // LANES
-    x = tl.reshape(x, [x.shape[0], BLOCKS * WORDS, LANES, 2, PER // 2])
-    x = tl.reshape(tl.permute(x, [0, 1, 4, 2, 3]), [x.shape[0], BLOCKS, SPAN])
-    return tl.permute(x, [1, 2, 0])
+    """x [rows, k] as [blocks, span, rows], each block in the order of the codes of words of PER along k."""
+    if PER > 1:
+        LANES: tl.constexpr = min(4, SPAN // PER)  # that hold a word each
+        WORDS: tl.constexpr = SPAN // PER // LANES
+        x = tl.reshape(x, [x.shape[0], BLOCKS * WORDS, LANES, 2, PER // 2])
+        x = tl.permute(x, [0, 1, 4, 2, 3])
+    return tl.permute(tl.reshape(x, [x.shape[0], BLOCKS, SPAN]), [1, 2, 0])
 
 
 @triton.jit
@@ -97,10 +98,140 @@ def q4_k(packed, strides, at, HOW: tl.constexpr):
     # [rows, blocks, chunks, nibbles, words, bytes, lanes]
     nibble = tl.arange(0, 2)[None, None, None, :, None, None, None] * 4
     byte = tl.arange(0, 2)[None, None, None, None, None, :, None] * 8
-    q = (word[:, :, :, None, :, None, :] >> (nibble + byte)) & 0x000F000F
+    q = _whole((word[:, :, :, None, :, None, :] >> (nibble + byte)) & 0x000F000F)
     q = tl.reshape(_join(q), [HOW.rows, BLOCKS * 8, 32])
     factor = tl.reshape(factor, [HOW.rows, BLOCKS * 8]) * 16777216.0  # 2^24
     return q, factor, tl.reshape(offset, [HOW.rows, BLOCKS * 8])
+
+
+@triton.jit
+def awq(packed, strides, at, HOW: tl.constexpr):
+    """scales[g, n] * (q - zero). A word holds eight columns of one k: two k are put side by side, 4 columns at once.
+
+    Columns come as [8 words, slot % 4, slot // 4, word]: words, the last, lie side by side in a warp, and slots in its
+    threads' registers. Odd slots are not shifted down; their codes are 16 times as large, and their scale 1 / 16.
+    """
+    SPAN: tl.constexpr = min(HOW.span, 32)
+    FEW: tl.constexpr = min(HOW.columns // 8, 8)
+    row, row_live = rows_of(at, HOW, 1)
+    word_column, live = columns_of(at, HOW, 8)
+    word = load(
+        first_row(packed[0], row, strides, HOW) + word_column.to(tl.int64) * strides[1], row_live & live, HOW
+    ).to(tl.uint32, bitcast=True)
+    first, second = tl.split(tl.permute(tl.reshape(word, [HOW.rows // 2, 2, HOW.columns // 8]), [0, 2, 1]))
+    pair = tl.join((first & 0xFFFF) | (second << 16), (first >> 16) | (second & 0xFFFF0000))
+    slot = tl.arange(0, 4)
+    shift = (slot // 2 * 8).to(tl.uint32)
+    mask = tl.where(slot % 2 == 0, 0x000F000F, 0x00F000F0).to(tl.uint32)
+    pair = _whole(pair[:, :, :, None] >> shift & mask)
+    code = tl.reshape(_join(pair), [HOW.rows // SPAN, SPAN // 2, HOW.columns // 8 // FEW, FEW, 2, 4, 2])
+    code = tl.reshape(tl.permute(code, [2, 5, 4, 3, 0, 1, 6]), [HOW.columns, HOW.rows // SPAN, SPAN])
+
+    span, span_live = rows_of(at, HOW, HOW.span)
+    group = (span * HOW.span // HOW.group if HOW.group > 0 else span * 0).to(tl.int64)
+    zero = load(packed[1] + group * strides[2] + word_column.to(tl.int64) * strides[3], span_live & live, HOW)
+    half = (tl.arange(0, 2) * 16).to(tl.uint32)[:, None]
+    zero = zero.to(tl.uint32, bitcast=True)[:, :, None, None] >> (half + shift[None, :]) & (mask & 0xFF)
+    column, live = columns_of(at, HOW, 1)
+    scale = load(packed[2] + group * strides[4] + column.to(tl.int64) * strides[5], span_live & live, HOW)
+    scale = tl.reshape(scale.to(tl.float32), [HOW.rows // HOW.span, HOW.columns // 8, 4, 2])
+    scale = tl.permute(scale * tl.where(slot % 2 == 0, 1.0, 0.0625)[:, None], [0, 1, 3, 2])
+    offset = zero.to(tl.int32).to(tl.float32) * 5.960464477539063e-08 * scale  # 2^-24
+    return code, _of_columns(scale, SPAN, FEW, HOW), _of_columns(offset, SPAN, FEW, HOW)
+
+
+@triton.jit
+def _of_columns(value, SPAN: tl.constexpr, FEW: tl.constexpr, HOW: tl.constexpr):
+    """[columns, blocks] of [groups, words, halves, slots], the columns in `awq`'s order."""
+    SAME: tl.constexpr = HOW.span // SPAN
+    value = tl.reshape(value, [HOW.rows // HOW.span, 1, HOW.columns // 8 // FEW, FEW, 2, 4])
+    value = tl.broadcast_to(value, [HOW.rows // HOW.span, SAME, HOW.columns // 8 // FEW, FEW, 2, 4])
+    return tl.reshape(tl.permute(value, [2, 5, 4, 3, 0, 1]), [HOW.columns, HOW.rows // SPAN])
+
+
+@triton.jit
+def finish_awq(total, packed, strides, at, HOW: tl.constexpr):
+    FEW: tl.constexpr = min(HOW.columns // 8, 8)
+    total = tl.reshape(total, [HOW.columns // 8 // FEW, 4, 2, FEW, total.shape[1]])
+    total = tl.permute(total, [0, 3, 1, 2, 4])
+    return tl.reshape(total, [HOW.columns, total.shape[4]]) * 16777216.0  # 2^24
+
+
+@triton.jit
+def gptq_v1(packed, strides, at, HOW: tl.constexpr):
+    """As gptq_v2, the zero points stored less one."""
+    return _gptq(packed, strides, at, 1, HOW)
+
+
+@triton.jit
+def gptq_v2(packed, strides, at, HOW: tl.constexpr):
+    """scales[g, n] * (q - zero). Where rows that should share a group do not, the codes are the weights."""
+    return _gptq(packed, strides, at, 0, HOW)
+
+
+@triton.jit
+def _gptq(packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
+    GROUPS: tl.constexpr = HOW.rows // HOW.span
+    BLOCKS: tl.constexpr = HOW.rows // 32
+    word_row, word_live = rows_of(at, HOW, 8)
+    column, live = columns_of(at, HOW, 1)
+    pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
+    word = load(pointer, word_live & live, HOW)
+    word = tl.reshape(word, [BLOCKS, 1, 4, HOW.columns]) >> (tl.arange(0, 4) * 4)[None, :, None, None]
+    code = tl.permute(_join(_whole(word & 0x000F000F)), [3, 0, 1, 2, 4])  # [columns, blocks, fields, words, 2]
+    code = tl.reshape(code, [HOW.columns, BLOCKS, 32])
+
+    row, row_live = rows_of(at, HOW, 1)
+    group = load(packed[3] + row.to(tl.int64) * strides[7], row_live, HOW)
+    group = tl.reshape(group, [GROUPS, HOW.span])
+    first = tl.min(group, 1)
+    if tl.max(tl.max(group, 1) - first) == 0:
+        scale, offset = _of_whole_groups(first[:, None].to(tl.int64), packed, strides, at, ADDED, HOW)
+    else:
+        code = _of_mixed_groups(code, group, packed, strides, at, ADDED, HOW)
+        scale = tl.full([HOW.columns, BLOCKS], 5.960464477539063e-08, tl.float32)  # 2^-24, which `finish_gptq` undoes
+        offset = tl.zeros([HOW.columns, BLOCKS], tl.float32)
+    return code, scale, offset
+
+
+@triton.jit
+def _of_whole_groups(group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
+    """scale and offset, float32 [columns, blocks], of spans that are of one group each: int64 [spans, 1]."""
+    SPANS: tl.constexpr = group.shape[0]
+    BLOCKS: tl.constexpr = HOW.rows // 32
+    scale, zero = _scale_and_zero(group, packed, strides, at, ADDED, HOW)
+    offset = scale * (zero * 5.960464477539063e-08)  # 2^-24
+    scale = tl.broadcast_to(scale[:, None, :], [SPANS, BLOCKS // SPANS, HOW.columns])
+    offset = tl.broadcast_to(offset[:, None, :], [SPANS, BLOCKS // SPANS, HOW.columns])
+    return tl.trans(tl.reshape(scale, [BLOCKS, HOW.columns])), tl.trans(tl.reshape(offset, [BLOCKS, HOW.columns]))
+
+
+@triton.jit
+def _of_mixed_groups(code, group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
+    """Weights, float16 like `code` [columns, blocks, 32], where each row names its own group."""
+    BLOCKS: tl.constexpr = HOW.rows // 32
+    group = tl.permute(tl.reshape(group, [BLOCKS, 4, 2, 4]), [0, 3, 1, 2])
+    group = tl.reshape(group, [HOW.rows, 1]).to(tl.int64)
+    scale, zero = _scale_and_zero(group, packed, strides, at, ADDED, HOW)
+    scale = tl.permute(tl.reshape(scale, [BLOCKS, 32, HOW.columns]), [2, 0, 1])
+    zero = tl.permute(tl.reshape(zero, [BLOCKS, 32, HOW.columns]), [2, 0, 1])
+    return ((code.to(tl.float32) * 16777216.0 - zero) * scale).to(tl.float16)
+
+
+@triton.jit
+def _scale_and_zero(group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
+    """float32 [groups, columns] of groups, int64 [groups, 1]."""
+    word_column, live = columns_of(at, HOW, 8)
+    word = load(packed[1] + group * strides[2] + word_column.to(tl.int64) * strides[3], live, HOW)
+    zero = ((word[:, :, None] >> (tl.arange(0, 8) * 4)[None, None, :]) + ADDED) & 15
+    column, live = columns_of(at, HOW, 1)
+    scale = load(packed[2] + group * strides[4] + column.to(tl.int64) * strides[5], live, HOW)
+    return scale.to(tl.float32), tl.reshape(zero, [group.shape[0], HOW.columns]).to(tl.float32)
+
+
+@triton.jit
+def finish_gptq(total, packed, strides, at, HOW: tl.constexpr):
+    return total * 16777216.0  # 2^24
 
 
 @triton.jit
@@ -181,6 +312,14 @@ def _join(pair):
     """float16 [..., 2]: the lower half of each word, and the upper one. It takes no instruction."""
     low = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
     return tl.join(low, (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True))
+
+
+@triton.jit
+def _whole(pair):
+    """The pair, as a word that the compiler does not take apart to mask each half for itself: it cannot know that the
+    grid has one row of programs only, so that what is set is 0. It comes with the mask, in one instruction.
+    """
+    return pair | (0 - tl.program_id(2)).to(pair.dtype, bitcast=True)
 
 
 @triton.jit

@@ -64,12 +64,33 @@ FORMATS: dict[str, Format] = {
     "fp8_e5m2": Format(floats.fp8_e5m2, codes=Codes(codes.fp8_e5m2, 4, 0, codes.finish_fp8_e5m2)),
     "int8": Format(integers.int8),
     "gptq_v1": Format(
-        integers.gptq_v1, 8, 8, transposed=True, registers=128, onward=integers.gptq_v1_onward, rows_named=True
+        integers.gptq_v1,
+        8,
+        8,
+        transposed=True,
+        registers=128,
+        onward=integers.gptq_v1_onward,
+        rows_named=True,
+        codes=Codes(codes.gptq_v1, 8, 32, codes.finish_gptq, offset=True),
     ),
     "gptq_v2": Format(
-        integers.gptq_v2, 8, 8, transposed=True, registers=128, onward=integers.gptq_v2_onward, rows_named=True
+        integers.gptq_v2,
+        8,
+        8,
+        transposed=True,
+        registers=128,
+        onward=integers.gptq_v2_onward,
+        rows_named=True,
+        codes=Codes(codes.gptq_v2, 8, 32, codes.finish_gptq, offset=True),
     ),
-    "awq": Format(integers.awq, 1, 8, transposed=True, onward=integers.awq_onward),
+    "awq": Format(
+        integers.awq,
+        1,
+        8,
+        transposed=True,
+        onward=integers.awq_onward,
+        codes=Codes(codes.awq, 1, 32, codes.finish_awq, offset=True),
+    ),
     **{f"pack_quantized_{bits}": Format(integers.pack_quantized, 1, 32, bits=bits) for bits in range(2, 9)},
     "mxfp4": Format(floats.mxfp4, 1, 32, codes=Codes(codes.mxfp4, 8, 32, codes.finish_mxfp4)),
     "nvfp4": Format(floats.nvfp4, 1, 16, codes=Codes(codes.nvfp4, 8, 16, codes.finish_nvfp4)),
@@ -81,7 +102,7 @@ FORMATS: dict[str, Format] = {
     "fp4": Format(floats.bits4, 1, 2, flat=True, table=FP4_CODES),
     "q4_0": Format(gguf.q4_0, 1, 32),
     "q4_1": Format(gguf.q4_1, 1, 32, registers=128),
-    "q5_0": Format(gguf.q5_0, 1, 32),
+    "q5_0": Format(gguf.q5_0, 1, 32, registers=128),
     "q8_0": Format(gguf.q8_0, 1, 32),
     "q4_k": Format(gguf.q4_k, 1, 256, codes=Codes(codes.q4_k, 4, 32, codes.finish_nothing, offset=True)),
     "q5_k": Format(gguf.q5_k, 1, 256),
@@ -118,7 +139,8 @@ class Weight:
         if first[-1] == 1 and first[0] < 2**31 and self.arrays[0].data_ptr() % 16 == 0:
             self.align = _power_of_two(first[0], 16)
         first[0] //= self.align
-        self.words = self.align >= 4 and self.arrays[0][0].is_contiguous()
+        dense = self.align >= 4 and self.arrays[0][0].is_contiguous()
+        self.words = dense or self.arrays[0].dtype == torch.int32
         self.strides = (*first, *(stride for strides in rest for stride in strides or (0, 0)))
         if self.format.table:
             self.arrays = (*self.arrays, _table(self.format.table, self.arrays[0].device))

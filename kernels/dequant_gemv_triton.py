@@ -6,22 +6,28 @@ as there are, and adds up in float32; so each packed byte is read once for all r
 shape, are what keeps every SM busy where n is small; they leave partial sums in scratch, and a second launch adds these
 up, always in the same order.
 
-One row is multiplied on the floating-point units, as decoded: a product of float32 numbers with x. More rows go
-through the tensor cores in 16 bits, for which each weight is rounded to x's dtype. Rows of float32 stay float32 (no
-TF32), one to a program, which share the packed bytes through the L2 cache.
+Up to 16 rows of float16 go through the tensor cores with the codes, whose sums the scales multiply, in the formats that
+have such codes (`dequant_codes_triton`; GPTQ with 2 to 8 rows). Else one row is multiplied on the floating-point units,
+as decoded: a product of float32 numbers with x. More rows go through the tensor cores in 16 bits, for which each weight
+is rounded to x's dtype. Rows of float32 stay float32 (no TF32), one to a program, which share the packed bytes through
+the L2 cache.
 
 Traffic: packed bytes once per 256 rows of x (64 for the formats of 256-element blocks, whose steps are longer); x once
 per tile of n, from the L2 cache; y once.
 
-Code generation (Triton 3.9, sm_90, 4096 x 4096, fp16), nothing run; no kernel spills up to 16 rows of x, and GPTQ does
-from 64 on. The loop of m = 1 takes 9 instructions a weight with MXFP4 and 11 with Q4_K: bound by arithmetic on an H200.
+Code generation (Triton 3.9, sm_90, 14336 x 4096, fp16), nothing run; no kernel spills up to 16 rows of x, and GPTQ does
+from 64 on. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 % of its
+bandwidth; of GPTQ's loop, which loads a group's scales in one of two ways, those of both:
 
-                m = 1: registers, programs per SM, packed KiB in flight per SM    m = 8: registers, HMMA
-    fp8_e4m3           72        7         56                                     70         8
-    awq                71        7         28                                     96         8
-    gptq_v2           100        1         16                                    119         8
-    mxfp4              70        7         28                                     80         8
-    q4_k               79        6         25                                    124        16
+                m = 1: registers, programs per SM, instructions     m = 8: instructions     affordable
+    fp8_e4m3           98         5          4.7                            4.8                8.2
+    int8               79         6          5.4                            6.0                8.2
+    awq               158         3          2.7                            3.8                4.3
+    gptq_v2            97         1         22.1                           16.8                4.3
+    mxfp4              89         5          3.6                            3.6                4.4
+    nvfp4             128         4          6.1                            6.3                4.6
+    q4_k              110         4          3.8                            3.8                4.6
+    q8_0              117         4          6.7                            7.8                8.8
 """
 
 from collections.abc import Callable
@@ -48,10 +54,10 @@ X_BYTES = 32 << 10  # three of these, in flight, and a tile of weights leave an 
 NAMED_FEATURES = (512, 256, 128)
 NAMED_PROGRAMS = 256
 PROGRAMS = 1024  # wanted of a launch, of 4 warps: some 8 for each of an H200's 132 SMs
-CODES_ROWS = 16
-CODES_TILE = 8192
+CODES_ROWS = 16  # of x at most
+CODES_TILE = 8192  # weights per step, 64 to a thread
 CODES_FEATURES = 64
-CODES_PROGRAMS = 528
+CODES_PROGRAMS = 528  # wanted of a launch: 4 for each SM, each with 8 KB of packed bytes on their way
 MIN_STEPS = 2  # per split: fewer cost more in partial sums than they hide
 
 
@@ -134,31 +140,36 @@ def codes_kernel(
     SPAN: tl.constexpr,
     OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
 ):
     """As gemv_kernel, for all rows of x at once: sums of codes, each block's multiplied with its scale."""
-    N: tl.constexpr = HOW.rows
-    BLOCKS: tl.constexpr = HOW.columns // SPAN
+    N: tl.constexpr = HOW.columns if TRANSPOSED else HOW.rows
+    K: tl.constexpr = HOW.rows if TRANSPOSED else HOW.columns
+    n, k = (columns, rows) if TRANSPOSED else (rows, columns)
+    BLOCKS: tl.constexpr = K // SPAN
     WIDE: tl.constexpr = max(ROWS, 8)  # a row of x fills a matrix instruction's eight
     tile, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
     total = tl.zeros([BLOCKS, N, WIDE], tl.float32)
     ones = tl.full([BLOCKS, N, SPAN], 1.0, x.dtype.element_ty)
-    for step in tl.range(split * steps, tl.minimum(split * steps + steps, tl.cdiv(columns, HOW.columns)), num_stages=3):
-        code, scale, offset = CODES(packed, strides, (tile, step, rows, columns), HOW)
-        feature = step * HOW.columns + tl.arange(0, HOW.columns)
+    for step in tl.range(split * steps, tl.minimum(split * steps + steps, tl.cdiv(k, K)), num_stages=3):
+        at = (step, tile, rows, columns) if TRANSPOSED else (tile, step, rows, columns)
+        code, scale, offset = CODES(packed, strides, at, HOW)
+        feature = step * K + tl.arange(0, K)
         pointer = x + row[:, None].to(tl.int64) * x_row_stride + feature[None, :].to(tl.int64) * x_column_stride
-        some = tl.load(pointer, mask=(row[:, None] < m) & (feature[None, :] < columns), other=0.0)
+        some = tl.load(pointer, mask=(row[:, None] < m) & (feature[None, :] < k), other=0.0)
         some = tl.broadcast_to(in_order(some, BLOCKS, SPAN, PER), [BLOCKS, SPAN, WIDE])
         sums = tl.dot(tl.permute(code, [1, 0, 2]), some)
         total = tl.fma(sums, tl.broadcast_to(tl.trans(scale)[:, :, None], [BLOCKS, N, WIDE]), total)
         if OFFSET:
             sums = tl.dot(ones, some)
             total = tl.fma(sums, tl.broadcast_to(-tl.trans(offset)[:, :, None], [BLOCKS, N, WIDE]), total)
-    y = FINISH(tl.sum(total, 0), packed, strides, (tile, 0, rows, columns), HOW)
+    at = (0, tile, rows, columns) if TRANSPOSED else (tile, 0, rows, columns)
+    y = FINISH(tl.sum(total, 0), packed, strides, at, HOW)
     column = (tile * N + tl.arange(0, N))[:, None]
     row = tl.arange(0, WIDE)[None, :]
-    pointer = out + (split.to(tl.int64) * m + row) * rows + column
-    tl.store(pointer, y.to(out.dtype.element_ty), mask=(row < m) & (column < rows))
+    pointer = out + (split.to(tl.int64) * m + row) * n + column
+    tl.store(pointer, y.to(out.dtype.element_ty), mask=(row < m) & (column < n))
 
 
 @triton.jit
@@ -188,7 +199,7 @@ def dequant_gemv(
     """
     (n, k), m = problem.shape, problem.x.shape[0]
     weight = Weight(problem, flat=False)
-    if weight.format.codes and weight.words and problem.dtype == FLOAT16 and m <= CODES_ROWS:
+    if weight.words and problem.dtype == FLOAT16 and m in _code_rows(weight):
         return _from_codes(problem, empty, weight, tile, features, programs, num_warps)
     tile, programs = tile or TILE, programs or PROGRAMS
     transposed = weight.format.transposed
@@ -251,10 +262,22 @@ def _from_codes(
     """y where the tensor cores take codes."""
     (n, k), m, codes = problem.shape, problem.x.shape[0], weight.format.codes
     assert codes is not None
-    _, width = weight.tile(1, max((tile or CODES_TILE) // (features or CODES_FEATURES), codes.span, 32))
-    height, _ = weight.tile(max((tile or CODES_TILE) // width, 1), width)
-    height = max(height, 16)
-    tiles, k_tiles = triton.cdiv(n, height), triton.cdiv(k, width)
+    rows = 1 if m == 1 else 8 if m <= 8 else 16
+    transposed = weight.format.transposed
+    tile, features = tile or CODES_TILE, features or CODES_FEATURES
+    if rows > 8 and codes.span == 16:  # sums of each block: with longer tiles more than the registers hold
+        tile = max(tile // 2, 512)
+    if transposed:
+        features = 2 * features if rows == 1 else features
+        tile = 2 * tile if rows == 1 else tile
+        _, width = weight.tile(1, features)
+        width = max(width, 16)
+        height = max(weight.tile(tile // width, width)[0], 32)
+    else:
+        _, width = weight.tile(1, max(tile // features, codes.span, 32))
+        height = max(weight.tile(max(tile // width, 1), width)[0], 16)
+    n_tile, k_tile = (width, height) if transposed else (height, width)
+    tiles, k_tiles = triton.cdiv(n, n_tile), triton.cdiv(k, k_tile)
     steps = max(triton.cdiv(k_tiles * tiles, programs or CODES_PROGRAMS), min(MIN_STEPS, k_tiles))
     splits = triton.cdiv(k_tiles, steps)
     how = weight.how(height, width)
@@ -277,13 +300,25 @@ def _from_codes(
         PER=codes.per,
         SPAN=codes.span or how.span,
         OFFSET=codes.offset,
-        ROWS=1 if m == 1 else 8 if m <= 8 else 16,
+        ROWS=rows,
+        TRANSPOSED=transposed,
         num_warps=num_warps or 4,
+        maxnreg=168,
         enable_fp_fusion=False,
     )
     if splits > 1:
         add_splits_kernel[(triton.cdiv(m * n, 256),)](y, out, m * n, splits, TILE=256, num_warps=2)
     return y
+
+
+def _code_rows(weight: Weight) -> range:
+    """How many rows of x are multiplied with codes. Groups of a transposed weight must be whole blocks of these. Where
+    rows of k name their groups, one row of x would have the names read for few features, or the scales for few rows of
+    k; and 16 would spill.
+    """
+    if weight.format.codes is None or (weight.format.transposed and weight.group % 32):
+        return range(0)
+    return range(2, 9) if weight.format.rows_named else range(1, CODES_ROWS + 1)
 
 
 def _together(weight: Weight) -> int:
