@@ -13,6 +13,7 @@ import triton.language as tl
 FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}  # 0: the cache has the query's dtype
 # How the scales of a quantised cache are given: one for all (a number), an element for each KV head, for each slot.
 ONE, HEAD, SLOT = 0, 1, 2
+LARGEST_FLOAT32: tl.constexpr = tl.constexpr(3.4028234663852886e38)
 LARGEST_BFLOAT16: tl.constexpr = tl.constexpr(3.3895313892515355e38)
 
 
@@ -43,6 +44,7 @@ def capped(score, factor, cap):
 @triton.jit
 def with_sink(top, denominator, sink):
     """(top, denominator, what multiplies the weighted sum) once a sink's logit, in base 2, is counted."""
+    sink = tl.minimum(tl.maximum(sink, -LARGEST_FLOAT32), LARGEST_FLOAT32)  # as a logit it was finite
     both = tl.maximum(top, sink)
     rescale = tl.exp2(top - both)
     return both, denominator * rescale + tl.exp2(sink - both), rescale

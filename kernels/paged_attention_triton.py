@@ -83,8 +83,10 @@ MIN_COLUMNS, MAX_COLUMNS = 16, 256  # head elements per program; 16 is the depth
 PARTS = 16  # splits that `combine_kernel` reads at a time
 MIN_DOT_ROWS = 16  # rows of a tensor core instruction; a smaller group is padded, which costs no memory traffic
 # Rows per program; a larger group is split over programs, which share K and V in the L2. In float32, with no tensor
-# cores, more than 16 rows of 256 elements do not fit the registers.
+# cores, more than 16 rows of 256 elements do not fit the registers of four warps. Large groups of short sequences take
+# sixteen, whose registers hold the sums of 64 rows of 128 elements (91 on sm_90); 64 of 256 spill 55 times.
 MAX_ROWS, MAX_ROWS_FLOAT32 = 64, 16
+MANY_WARPS, MANY_SUMS = 16, 64 * 128
 SCALED_ROWS = 32  # of long sequences where each slot has scales, whose weights take twice the registers
 LONG_TILE_BYTES, LONG_STAGES = 16384, 3  # of long sequences, which compute on 64 rows for each tile of K and V
 # Four warps hold 64 rows of up to 64 columns and 64 keys. For 128 columns they want more than 255 registers on sm_80
@@ -321,6 +323,8 @@ def attend_kernel(
             mean = total * tl.div_rn(1.0, safe)[:, None]
             tl.store(out + result[:, None] * HEAD_SIZE + column_d[None, :], mean.to(out.dtype.element_ty), mask=row_d)
             log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
+            if SINKS:  # its own logit where it outweighs all keys, since in base 2 it may be beyond float32
+                log = tl.where(rescale == 0.0, tl.load(sinks + head * sinks0, mask=real, other=0.0), log)
             tl.store(lse + result, log, mask=real & (column == 0))
         else:
             base = token if by_token else seq * split_queries
@@ -399,6 +403,8 @@ def combine_kernel(
         mean = total * tl.div_rn(1.0, safe)
         tl.store(out + result * HEAD_SIZE + d, mean.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
         log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
+        if SINKS:
+            log = tl.where(rescale == 0.0, tl.load(sinks + head * sinks0), log)
         tl.store(lse + result, log, mask=column == 0)
 
 
@@ -476,9 +482,12 @@ class _Tiles:
         float32, codes = query.element_size() == 4, problem.key_cache.dtype in FORMATS
         most = MAX_CODE_TILE if codes and not float32 else MAX_TILE
         most = MAX_SCALED_TILE if _scaled(problem) else most
-        rows = min(triton.next_power_of_2(group), MAX_ROWS_FLOAT32 if float32 else MAX_ROWS)
+        rows = min(triton.next_power_of_2(group), MAX_ROWS)
         rows = rows if float32 else max(rows, MIN_DOT_ROWS)
         keys = min(most, _keys(query, TILE_BYTES))
+        if float32 and rows > MAX_ROWS_FLOAT32:
+            rows = min(rows, MANY_SUMS // _columns(query))
+            return cls(rows, tile or MIN_TILE, _columns(query), LONG_STAGES, MANY_WARPS)
         return cls(rows, tile or keys, _columns(query), STAGES)
 
     @classmethod

@@ -263,6 +263,15 @@ def test_sinks_of_a_hundred_thousand(logit: float) -> None:
     contracts.check(provider, problem, variant={"split": 16, "tile": 16})
 
 
+def test_sinks_beyond_float32_in_base_2() -> None:
+    """Of short sequences of one split and of several, and of long ones; also where no key is seen."""
+    provider = load_provider("triton")
+    problem = AttentionRecipe(group=4, sequences=((1, 40), (5, 3)), sinks=True).build()
+    problem.sinks[...] = np.array([1e5, -1e5, 3.4e38, -3.4e38], np.float32)
+    for variant in ({}, {"split": 16, "tile": 16, "split_queries": 1}):
+        contracts.check(provider, problem, variant=variant)
+
+
 def test_codes_that_are_not_a_number_stay_so() -> None:
     provider = load_provider("triton")
     problem = problem_of(cache_dtype="float8_e4m3fn", sequences=((1, 20),))

@@ -12,6 +12,7 @@ from bench.workloads import FUSED, PACKED, WORKLOADS, gemv, packed_weight
 from pagebench.kernels.devices import gpu_present
 from pagebench.kernels.memory_trace import LaunchTrace, requested_bytes, trace
 from pagebench.kernels.providers import load_provider, ops_of
+from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.reference.dtypes import FLOAT16
 from pagebench.reference.problem import Problem
 
@@ -72,6 +73,15 @@ def test_our_kernels_ask_for_little_more_than_they_must(
     assert scratch <= 0.05
     assert found.ratio - scratch <= 1.02
     assert found.sector_ratio >= found.ratio
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("group", [17, 64])
+@pytest.mark.parametrize("provider", SCRATCH)
+def test_a_group_of_any_size_reads_k_and_v_once(provider: str, group: int, dtype: str) -> None:
+    problem: Any = AttentionRecipe(dtype=dtype, group=group, sequences=((1, 100),)).build()
+    read = requested_bytes(traced(provider, problem), only=("key_cache", "value_cache", "keys", "values"))
+    assert read == 2 * 100 * problem.head_size * problem.query.itemsize
 
 
 @pytest.mark.parametrize("name", PACKED)
