@@ -109,3 +109,14 @@ def test_rows_with_room_behind_them(head_size: int) -> None:
         caches[name] = np.full((*cache.shape[:3], 48), 99, cache.dtype)[..., :head_size]
         caches[name][...] = cache
     contracts.check(provider, dataclasses.replace(problem, **caches))
+
+
+def test_a_single_head_may_have_any_stride() -> None:
+    """An odd one, which no address depends on, and of which no half is a stride of pairs of codes."""
+    provider = load_provider("triton")
+    if provider.unavailable() is not None:
+        pytest.skip(str(provider.unavailable()))
+    problem = AttentionRecipe(head_size=32, group=2, sequences=((1, 33),), cache_dtype="int8").build()
+    cache = problem.value_cache
+    odd = np.lib.stride_tricks.as_strided(cache, strides=(*cache.strides[:2], 33, 1))
+    contracts.check(provider, dataclasses.replace(problem, value_cache=odd))
