@@ -50,10 +50,10 @@ class AttentionRecipe:
     # Values of the fields that a provider may support in part; the first is the plainest.
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "dtype": ("float16", "bfloat16", "float32"),
-        "head_size": (64, 32, 40, 80, 96, 112, 120, 128, 192, 256, 1, 24, 33, 576),
+        "head_size": (64, 32, 40, 80, 96, 112, 120, 128, 192, 256, 1, 16, 24, 33, 576),
         "group": (1, 2, 5, 7, 8, 17, 64),
         "num_kv_heads": (1, 2, 3),
-        "block_size": (16, 1, 2, 3, 8, 32, 100, 128),
+        "block_size": (16, 1, 2, 3, 8, 32, 100, 128, 256),
         "sequences": ("decode", "mixed"),
         "query_layout": ("contiguous", "fused", "padded", "transposed"),
         "kv_layout": ("contiguous", "halves", "stacked", "hnd", "padded", "interleaved"),
