@@ -15,17 +15,17 @@ the L2 cache.
 Traffic: packed bytes once per 256 rows of x (64 for the formats of 256-element blocks, whose steps are longer); x once
 per tile of n, from the L2 cache; y once.
 
-Code generation (Triton 3.9, sm_90, 14336 x 4096, fp16), nothing run; no kernel spills up to 16 rows of x, and GPTQ does
-from 64 on. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 % of its
+Code generation (Triton 3.9, sm_90, 14336 x 4096, fp16), nothing run; no kernel spills up to 16 rows of x; on sm_80 GPTQ
+does from 64 on. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 % of its
 bandwidth; of GPTQ's loop, which loads a group's scales in one of two ways, those of both:
 
                 m = 1: registers, programs per SM, instructions     m = 8: instructions     affordable
-    fp8_e4m3           98         5          4.7                            4.8                8.2
+    fp8_e4m3           80         6          4.6                            4.8                8.2
     int8               79         6          5.4                            6.0                8.2
     awq               158         3          2.7                            3.8                4.3
     gptq_v2            97         1         22.1                           16.8                4.3
     mxfp4              89         5          3.6                            3.6                4.4
-    nvfp4             128         4          6.1                            6.3                4.6
+    nvfp4             128         4          6.0                            6.2                4.6
     q4_k              110         4          3.8                            3.8                4.6
     q8_0              117         4          6.7                            7.8                8.8
 """
