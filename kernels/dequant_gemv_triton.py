@@ -16,8 +16,8 @@ Traffic: packed bytes once per 256 rows of x (64 for the formats of 256-element 
 per tile of n, from the L2 cache; y once.
 
 Code generation (Triton 3.9, sm_90, 14336 x 4096, fp16), nothing run; no kernel spills up to 16 rows of x; on sm_80 GPTQ
-does from 64 on. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 % of its
-bandwidth; of GPTQ's loop, which loads a group's scales in one of two ways, those of both:
+does from 64 on. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 %
+of its bandwidth; of GPTQ's loop, which loads a group's scales in one of two ways, those of both:
 
                 m = 1: registers, programs per SM, instructions     m = 8: instructions     affordable
     fp8_e4m3           80         6          4.6                            4.8                8.2
