@@ -488,7 +488,7 @@ class _Tiles:
         if float32 and rows > MAX_ROWS_FLOAT32:
             rows = min(rows, MANY_SUMS // _columns(query))
             return cls(rows, tile or MIN_TILE, _columns(query), LONG_STAGES, MANY_WARPS)
-        wide = rows > 32 and _columns(query) > 128 and not float32  # in four warps 90 spills on sm_80
+        wide = rows > 32 and _columns(query) > (WIDE_COLUMNS if codes else 128) and not float32  # in four warps 90 spills on sm_80
         return cls(rows, tile or keys, _columns(query), STAGES, WIDE_WARPS if wide else WARPS)
 
     @classmethod
