@@ -2,8 +2,8 @@
 
 The source is compiled by NVRTC with what holds for almost every step of a large weight taken for granted (ASSUMED: a
 whole step, at most 8 rows of x, usual scales, one group), so that the loop that multiplies holds nothing else; its
-instructions over a lane's weights are the figure. A scale is loaded at every step there, but for GPTQ and AWQ, where it
-is at every fourth: a step is 32 rows of a group of 128.
+instructions over a lane's weights are the figure. A scale is loaded at every step there, but for GPTQ and AWQ, where a
+group begins at every fourth: a step is 32 rows of a group of 128.
 
 An H200 issues ISSUES warp instructions a second. At 75 % of its 4.8 TB/s, `affordable` is how many of them there are
 for a weight of a format.
@@ -54,8 +54,14 @@ ASSUMED = {
     "RUNS == 1 || first.all": "true",
     "if (group.whole)": "if (true)",
     "if (p.group == 0) return;": "return;",
-    "const int left = column < n ? min(end - row, ROWS) : 0;": "const int left = ROWS;",
-    "if (left == ROWS && format.template together<T>(loaded, row))": "format.template together<T>(loaded, row); if (1)",
+    "left = column < n ? min(end - row, ROWS) : 0;": "left = ROWS;",
+    "if (from >= end || feature0 >= n) continue;": "",
+    "end - from >= STEP ? group_of_step(from, done) : MIXED": "group_of_step(from, done)",
+    "if (of_step != MIXED) {": "if (true) {",
+    "if (of_group == MIXED)": "if (false)",
+    "else if (scale_kind == kHalf)": "else",
+    "    else\n      add_group(__nv_bfloat16{});\n": "",
+    "if (!high || rows > 8)": "if (!high)",
     "if (p.mode & 1)": "if (true)",
     "i < rows": "true",
     "if (rows > 8)": "if (false)",
@@ -64,11 +70,11 @@ ASSUMED = {
 }
 
 
-# Scales of GPTQ and AWQ that are there before the loop.
-LOADED = {
-    "if (static_cast<int>(first) != scales.loaded) scales.load(static_cast<int>(first), [](int j) { return j; });": "",
-    "reach(row);\n    return": "return",
-    "Format format(p, column);": "Format format(p, column); format.scales.load(0, [](int j) { return j; });",
+# GPTQ and AWQ within a group, whose scale and zero point its sums get when it is over. GPTQ's groups of 512 rows are
+# read at every 16th step, and counted as if at every fourth.
+SAME_GROUP = {
+    "if (of_step != of_group) {": "if (false) {",
+    "if (Format::BY_ROW && done % CHUNK == 0) {": "if (false) {",
 }
 STEPS_OF_A_GROUP = 4
 
@@ -97,7 +103,7 @@ def per_weight(name: str) -> float:
     kernel, weights, _ = FUSED[name]
     loop = _loop(kernel, ASSUMED)
     if "columns" in kernel:
-        bare = _loop(kernel, ASSUMED | LOADED)
+        bare = _loop(kernel, ASSUMED | SAME_GROUP)
         return (bare + (loop - bare) / STEPS_OF_A_GROUP) / weights
     return loop / weights
 

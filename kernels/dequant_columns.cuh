@@ -8,7 +8,8 @@
 // cp_async_wait and __syncwarp. What lies beyond the weight is not copied, and must not be read.
 //
 // For tensor cores `pairs` gives the bare codes of a column, in units of `unit`, where all 32 rows are of one group: scale
-// and zero point wait for the sum of the group's products, and for the sum of its x (`GroupFactors`).
+// and zero point wait for the sum of the group's products, and for the sum of its x. Else `code` gives one code, and
+// `group` the group of its row.
 #pragma once
 
 #include "dequant_common.cuh"
@@ -17,6 +18,35 @@ namespace pb {
 
 constexpr int ROWS = 8;  // of a thread's codes
 constexpr int STAGE_WORDS = 32 * 8;
+
+// Of a group, scales and zero points of eight output features as they are stored, in five registers.
+struct StoredScales {
+  unsigned scales[RUN / 2], zeros;
+
+  __device__ void load(const Params& p, int group, long long column) {
+    zeros = static_cast<unsigned>(p.arrays.at<int>(0, group, column >> 3));
+    if (p.mode & 1) {
+      const uint4 words = load16(p.arrays.address<unsigned short>(1, group, column));
+      scales[0] = words.x, scales[1] = words.y, scales[2] = words.z, scales[3] = words.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < RUN; j += 2)
+        scales[j / 2] = p.arrays.at<unsigned short>(1, group, column + j) |
+                        static_cast<unsigned>(p.arrays.at<unsigned short>(1, group, column + j + 1)) << 16;
+    }
+  }
+  // Of column j, whose zero point is nibble `slot`.
+  template <typename Scale>
+  __device__ float scale(int j) const {
+    return to_float(bit_cast<Scale>(static_cast<unsigned short>(scales[j / 2] >> 16 * (j % 2))));
+  }
+  __device__ float scale(const Params& p, int j) const {
+    return p.scale_kind == kHalf ? scale<__half>(j) : scale<__nv_bfloat16>(j);
+  }
+  __device__ float raised_zero(const Params& p, int slot) const {
+    return raised(((zeros >> 4 * slot) + (p.mode >> 1 & 1)) & 15);
+  }
+};
 
 // Arrays: qzeros int32 [groups, n/8], scales 16-bit [groups, n], g_idx int32 [1, k]. mode: 1 if rows are loaded in
 // 16-byte words, 2 to add 1 to stored zero points.
@@ -32,60 +62,12 @@ struct GroupScales {
   template <typename Slot>
   __device__ void load(int group, Slot slot) {
     loaded = group;
-    const unsigned zeros = static_cast<unsigned>(p.arrays.at<int>(0, group, column / 8));
-    unsigned halves[RUN / 2];
-    if (p.mode & 1) {
-      const uint4 words = load16(p.arrays.address<unsigned short>(1, group, column));
-      halves[0] = words.x, halves[1] = words.y, halves[2] = words.z, halves[3] = words.w;
-    } else {
+    StoredScales stored;
+    stored.load(p, group, column);
 #pragma unroll
-      for (int j = 0; j < RUN; j += 2)
-        halves[j / 2] = p.arrays.at<unsigned short>(1, group, column + j) |
-                        static_cast<unsigned>(p.arrays.at<unsigned short>(1, group, column + j + 1)) << 16;
-    }
-#pragma unroll
-    for (int j = 0; j < RUN; ++j) {
-      const unsigned short bits = static_cast<unsigned short>(halves[j / 2] >> 16 * (j % 2));
-      scale[j] = p.scale_kind == kHalf ? to_float(bit_cast<__half>(bits)) : to_float(bit_cast<__nv_bfloat16>(bits));
-      raised_zero[j] = raised(((zeros >> 4 * slot(j)) + (p.mode >> 1 & 1)) & 15);
-    }
+    for (int j = 0; j < RUN; ++j) scale[j] = stored.scale(p, j), raised_zero[j] = stored.raised_zero(p, slot(j));
   }
   __device__ float weight(unsigned q, int j) const { return __fmul_rn(scale[j], __fsub_rn(raised(q), raised_zero[j])); }
-};
-
-// Of a group, scales and zero points of 16 output features as they are stored: loaded when the group begins, used when it
-// is over. factor = scale, zero: by which sum(weight * x) = factor * (sum(code * x) - zero * sum(x)).
-struct GroupFactors {
-  int group = -1;
-  unsigned scales[2 * RUN / 2], zeros[2];
-
-  __device__ void load(const Params& p, int of, long long column, long long columns) {
-    group = of;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const long long from = column + RUN * half < columns ? column + RUN * half : 0;
-      zeros[half] = static_cast<unsigned>(p.arrays.at<int>(0, of, from / RUN));
-      unsigned* const to = scales + RUN / 2 * half;
-      if (p.mode & 1) {
-        const uint4 words = load16(p.arrays.address<unsigned short>(1, of, from));
-        to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
-      } else {
-#pragma unroll
-        for (int j = 0; j < RUN; j += 2)
-          to[j / 2] = p.arrays.at<unsigned short>(1, of, from + j) |
-                      static_cast<unsigned>(p.arrays.at<unsigned short>(1, of, from + j + 1)) << 16;
-      }
-    }
-  }
-  // Of column j of the first eight features or the others, whose zero point is nibble `slot`.
-  __device__ float scale(const Params& p, int half, int j) const {
-    const unsigned pair = scales[RUN / 2 * half + j / 2];
-    const unsigned short bits = static_cast<unsigned short>(j % 2 ? pair >> 16 : pair);
-    return p.scale_kind == kHalf ? to_float(bit_cast<__half>(bits)) : to_float(bit_cast<__nv_bfloat16>(bits));
-  }
-  __device__ float zero(const Params& p, int half, int slot) const {
-    return __fsub_rn(raised(((zeros[half] >> 4 * slot) + (p.mode >> 1 & 1)) & 15), raised(0));
-  }
 };
 
 // Two codes from bits 4 i and 16 + 4 i of a word, as T. half: the bits of a code, as they are, are so many of its smallest
@@ -113,10 +95,10 @@ struct CodeArray {
 struct Gptq {
   static constexpr bool BY_ROW = true;  // array 2 names the group of each row
 
-  __device__ static void stage(const Params& p, const CodeArray& codes, long long row, long long column, unsigned* to,
+  __device__ static void stage(const Params& p, const CodeArray& codes, int row, long long column, unsigned* to,
                                int lane) {
-    const int* from = codes.data + row / 8 * codes.row_stride + column * codes.column_stride;
-    const int rows = static_cast<int>(min((p.k - row) / 8, 4LL));
+    const int* from = codes.data + (row >> 3) * codes.row_stride + column * codes.column_stride;
+    const int rows = min((static_cast<int>(p.k) - row) >> 3, 4);
     const int columns = static_cast<int>(min(codes.columns - column, 64LL));
     if (p.mode & 1) {
 #pragma unroll
@@ -177,6 +159,8 @@ struct Gptq {
     for (int i = 0; i < RUN / 2; ++i) out[i] = code_pair<T>(codes.words[j], i);
   }
   __device__ static int slot(int j) { return j; }
+  __device__ static unsigned code(const StagedCodes& codes, int i, int j) { return codes.words[j] >> 4 * i & 15; }
+  __device__ static int group(const Params&, const StagedCodes& codes, int i, int) { return codes.groups[i]; }
   template <typename T>
   __device__ static constexpr float unit(int) {
     return kCodeUnit<T>;
@@ -211,11 +195,11 @@ __device__ __forceinline__ void transpose4(int own, unsigned (&v)[4]) {
 struct Awq {
   static constexpr bool BY_ROW = false;
 
-  __device__ static void stage(const Params& p, const CodeArray& codes, long long row, long long column, unsigned* to,
+  __device__ static void stage(const Params& p, const CodeArray& codes, int row, long long column, unsigned* to,
                                int lane) {
-    const int* from = codes.data + row * codes.row_stride + column / 8 * codes.column_stride;
-    const int rows = static_cast<int>(min(p.k - row, 32LL));
-    const int columns = static_cast<int>(min((codes.columns - column) / 8, 8LL));
+    const int* from = codes.data + row * codes.row_stride + (column >> 3) * codes.column_stride;
+    const int rows = min(static_cast<int>(p.k) - row, 32);
+    const int columns = static_cast<int>(min((codes.columns - column) >> 3, 8LL));
     if (p.mode & 1) {
 #pragma unroll
       for (int i = lane; i < 64; i += kWarpSize)
@@ -267,6 +251,8 @@ struct Awq {
   __device__ Awq(const Params& p, long long column) : scales(p, column), start(0), span(0) {}
 
   __device__ static int slot(int j) { return j / 2 + j % 2 * 4; }
+  __device__ static unsigned code(const Codes& codes, int i, int j) { return codes.words[i] >> 4 * slot(j) & 15; }
+  __device__ static int group(const Params& p, const Codes&, int, int row) { return p.group ? row / p.group : 0; }
 
   // Loads what row `row` is decoded with.
   __device__ void reach(int row) {

@@ -11,6 +11,8 @@
 // `dequant_gemv_columns`: a warp takes 64 output features, eight rows by eight columns of codes per lane and step, and a
 //   piece of k, whole groups of it, so that it changes groups seldom. It keeps its next steps in flight in a ring in shared
 //   memory. Where rows name their groups, these are read once for all features of a program's warps.
+//   Tensor cores multiply bare codes where 32 rows are of one group, whose scale and zero point its sums get: sum(w x) =
+//   scale * (sum(code x) - zero * sum(x)). Rows of several groups are decoded one by one.
 //
 // The type of x and y says which of the two an instance does. The warps' sums are added in shared memory. Where there are too few
 // output features to fill a GPU, k is split and `dequant_gemv_sum` adds the splits' sums up in order: y does not depend on
@@ -312,37 +314,43 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) stage(begin + i * STEP, i);
 
-  Format float_format(p, column);
+  Format format(p, column);  // for float32
   constexpr int ACCUMULATORS = kMatrix<T> ? 4 : X_ROWS;
   float acc[RUN][ACCUMULATORS] = {};  // of each column of a lane's eight
   // On tensor cores these are of the group that a warp is in: sums of codes * x, and of x. Where its rows are of several,
   // group MIXED, they are of weights * x. They belong to features 16 t + 8 (i % 2) + j.
-  GroupFactors factors;
+  int of_group = MIXED;
+  StoredScales stored[2];
   float x_sums[4] = {};
-  const auto finish_group = [&] {
+  const auto add_sums = [&](auto weighted) {
 #pragma unroll
     for (int j = 0; j < RUN; ++j)
 #pragma unroll
       for (int high = 0; high < 2; ++high)
         if (!high || rows > 8) {
           float2* const to = own_sums + (high * RUN + j) * kWarpSize;
-          float2 total = *to;
-          if (factors.group == MIXED) {
-            total.x += acc[j][2 * high], total.y += acc[j][2 * high + 1];
-          } else {
-            constexpr float unit = kCodeUnit<T>;
-            const float own_unit = Format::template unit<T>(j);
-            const auto sum = [&](int i) {
-              return __fmaf_rn(-factors.zero(p, i, Format::slot(j)) * (own_unit / unit), x_sums[2 * high], acc[j][2 * high + i]);
-            };
-            total.x = __fmaf_rn(factors.scale(p, 0, j) * (1 / own_unit), sum(0), total.x);
-            total.y = __fmaf_rn(factors.scale(p, 1, j) * (1 / own_unit), sum(1), total.y);
-          }
-          *to = total;
+          const float2 total = *to;
+          *to = make_float2(weighted(j, 2 * high, 0, total.x), weighted(j, 2 * high, 1, total.y));
           acc[j][2 * high] = acc[j][2 * high + 1] = 0;
         }
+  };
+  const auto add_group = [&](auto scale_type) {
+    add_sums([&](int j, int i, int side, float total) {
+      const float unit = Format::template unit<T>(j);
+      const float zero = __fsub_rn(stored[side].raised_zero(p, Format::slot(j)), raised(0)) * (unit / kCodeUnit<T>);
+      const float sum = __fmaf_rn(-zero, x_sums[i], acc[j][i + side]);
+      return __fmaf_rn(stored[side].template scale<decltype(scale_type)>(j) * (1 / unit), sum, total);
+    });
 #pragma unroll
     for (int i = 0; i < 4; ++i) x_sums[i] = 0;
+  };
+  const auto finish_group = [&] {
+    if (of_group == MIXED)
+      add_sums([&](int j, int i, int side, float total) { return total + acc[j][i + side]; });
+    else if (scale_kind == kHalf)
+      add_group(__half{});
+    else
+      add_group(__nv_bfloat16{});
   };
   if (kMatrix<T>)
     for (int i = 0; i < warp_sums / 2; i += kWarpSize) own_sums[i] = make_float2(0, 0);
@@ -379,18 +387,17 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
     const int* const row_groups = groups + done % CHUNK;
     slot = (slot + 1) % STAGES;
     typename Format::StagedCodes loaded;
-    const auto decode = [&](Format& format, int i, float(&values)[RUN]) {
-#pragma unroll
-      for (int j = 0; j < RUN; ++j) values[j] = 0;
-      if (i < left) format.row(loaded, i, row + i, values);
-    };
     if constexpr (!kMatrix<T>) {
       if (left > 0) loaded.read(codes_of_step, row_groups, t, g, left);
 #pragma unroll
       for (int part = 0; part < ROWS; part += PART) {
         float values[PART][RUN];
 #pragma unroll
-        for (int i = 0; i < PART; ++i) decode(float_format, part + i, values[i]);
+        for (int i = 0; i < PART; ++i) {
+#pragma unroll
+          for (int j = 0; j < RUN; ++j) values[i][j] = 0;
+          if (part + i < left) format.row(loaded, part + i, row + part + i, values[i]);
+        }
 #pragma unroll
         for (int r = 0; r < X_ROWS; ++r) {
           if (r < rows) {
@@ -405,16 +412,22 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
       }
     } else {
       if (from >= end || feature0 >= n) continue;
+      const int of_step = end - from >= STEP ? group_of_step(from, done) : MIXED;
+      if (of_step != of_group) {
+        finish_group();
+        of_group = of_step;
+        if (of_step != MIXED)
+#pragma unroll
+          for (int side = 0; side < 2; ++side) {
+            const long long first = feature0 + RUN * (2 * t + side);
+            stored[side].load(p, of_step, first < n ? first : 0);
+          }
+      }
       unsigned low[RUN / 2], high[RUN / 2] = {};
       input.pairs(g, row, low);
       if (rows > 8) input.pairs(g + 8, row, high);
       split_pairs(low), split_pairs(high);
-      const int of_step = group_of_step(from, done);
-      if (of_step != MIXED && end - from >= STEP) {
-        if (of_step != factors.group) {
-          finish_group();
-          factors.load(p, of_step, feature0 + 2 * RUN * t, n);
-        }
+      if (of_step != MIXED) {
         loaded.read(codes_of_step, row_groups, t, column < n ? g : 0, ROWS);
 #pragma unroll
         for (int j = 0; j < RUN; ++j) {
@@ -427,25 +440,32 @@ dequant_gemv_columns(void* y, int kind, long long m, long long n, const void* x,
 #pragma unroll
         for (int half = 0; half < 2; ++half) multiply<T>(x_sums, low, high, half, kOnes<T>, kOnes<T>);
       } else {
-        if (factors.group != MIXED) finish_group();
-        factors.group = MIXED;
-        Format format(p, column);
         if (left > 0) loaded.read(codes_of_step, row_groups, t, g, left);
-        unsigned weights[RUN][RUN / 2];
 #pragma unroll
-        for (int i = 0; i < RUN / 2; ++i) {
-          float first_row[RUN], other[RUN];
-          decode(format, i, first_row);
-          decode(format, i + RUN / 2, other);
+        for (int half = 0; half < 2; ++half) {  // four rows at once: more would spill
+          unsigned weights[RUN][2];
 #pragma unroll
-          for (int j = 0; j < RUN; ++j) weights[j][i] = pack<T>(first_row[j], other[j]);
+          for (int i = 0; i < 2; ++i) {
+            float values[2][RUN] = {};
+#pragma unroll
+            for (int other = 0; other < 2; ++other) {
+              const int r = 2 * half + i + RUN / 2 * other;
+              if (r >= left) continue;
+              StoredScales of_row;
+              of_row.load(p, Format::group(p, loaded, r, row + r), column);
+#pragma unroll
+              for (int j = 0; j < RUN; ++j) {
+                const float difference = __fsub_rn(raised(Format::code(loaded, r, j)), of_row.raised_zero(p, Format::slot(j)));
+                values[other][j] = __fmul_rn(of_row.scale(p, j), difference);
+              }
+            }
+#pragma unroll
+            for (int j = 0; j < RUN; ++j) weights[j][i] = pack<T>(values[0][j], values[1][j]);
+          }
+          __syncwarp();  // an mma takes all lanes
+#pragma unroll
+          for (int j = 0; j < RUN; ++j) multiply<T>(acc[j], low, high, half, weights[j][0], weights[j][1]);
         }
-        __syncwarp();  // an mma takes all lanes
-#pragma unroll
-        for (int j = 0; j < RUN; ++j)
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            multiply<T>(acc[j], low, high, half, weights[j][2 * half], weights[j][2 * half + 1]);
       }
     }
     __syncwarp();

@@ -2,14 +2,14 @@
 
 Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows 92 to 108 registers, four programs of 128 threads per
 SM, each with 8 KB or more of the next tile in flight. Columns 128 registers, 16 warps per SM with 3 KB of codes of each
-in flight. In float32 224 registers, 8 warps per SM: they keep the sums of 16 rows of x, so that the codes are read once
-for them all.
+in flight. In float32 up to 255 registers, 8 warps per SM: they keep the sums of 16 rows of x, so that the codes are
+read once for them all.
 
 Instructions a weight at m = 1, for a whole step (`bench/dequant_codegen_instructions.py`), and how many an H200 issues
-while it reads a weight at 75 % of its bandwidth: FP8, INT8, MXFP4 and Q8_0 are not bound by them.
+while it reads a weight at 75 % of its bandwidth: Q4_K is bound by them.
 
                   gptq   awq   fp8-block  int8-channel  mxfp4  nvfp4  q8_0  q4_k
-    issued        5.56  4.87        7.94          6.03   4.34   5.06  6.34  7.66
+    issued        4.26  3.75        7.94          6.03   3.88   4.56  6.34  7.66
     affordable    4.28  4.28        8.24          8.24   4.38   4.63  8.75  4.63
 
 g_idx of GPTQ is read once for 512 features, 1.5 % of the packed bytes, where that leaves 256 programs; Llama-3-8B's
