@@ -446,8 +446,9 @@ def paged_attention(
     columns = triton.cdiv(head_size, short.columns)
     arguments = _arguments(problem, out, lse, parts, grid, **splitting)
     most_registers = {"maxnreg": SCALED_REGISTERS} if _scaled(problem) else {}
+    few = most_registers if short.warps == WARPS else {}  # eight warps of many rows want more
     attend_kernel[(grid.short_tiles * grid.num_splits * num_kv_heads * columns,)](
-        **arguments, **short.constants(), LONG=False, **most_registers, **short.launch(num_warps, num_stages)
+        **arguments, **short.constants(), LONG=False, **few, **short.launch(num_warps, num_stages)
     )
     if grid.num_splits > 1:
         shared = {name: value for name, value in arguments.items() if name in combine_kernel.arg_names}
