@@ -7,7 +7,8 @@
 // its weights and its x alike. float32 takes IEEE multiply-adds instead, weights unrounded.
 //
 // `dequant_gemv_rows`: eight output features per program. Their packed bytes come through shared memory, tile by tile, by
-//   16-byte cp.async, the next tile while this one is multiplied; warps take every fourth 128 columns of a tile.
+//   16-byte cp.async, the next tile while this one is multiplied; warps take every fourth 128 columns of a tile. To half,
+//   Q4_K's weights are scale * code, exact, and the minima a second weight: d and dmin of a block wait for the sums.
 // `dequant_gemv_columns`: a warp takes 64 output features, eight rows by eight columns of codes per lane and step, and a
 //   piece of k, whole groups of it, so that it changes groups seldom. It keeps its next steps in flight in a ring in shared
 //   memory. Where rows name their groups, these are read once for all features of a program's warps.
@@ -112,6 +113,12 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 }
 
 // SPLIT: a pair is numbers i and i + 4 of its run, else 2 i and 2 i + 1.
+// Formats that leave to the sums what all weights of a step have in common: `products`.
+template <typename Format>
+constexpr bool kFactored = false;
+template <>
+constexpr bool kFactored<Q4K> = true;
+
 template <typename T, bool SPLIT>
 __device__ __forceinline__ void multiply_runs(float (&acc)[4], const Input& input, int g, long long column,
                                               const unsigned (&weights)[RUNS][RUN / 2]) {
@@ -192,6 +199,52 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     const unsigned start = live ? packed.offset(row, format.first_byte(row, from)) : 0;
     const Staged segment{reinterpret_cast<const unsigned*>(staged), static_cast<unsigned>((buffer * FEATURES + g) * pitch + 16) + start};
     for (int step = warp; step * LANES_K < count; step += warps) {
+      if constexpr (kMatrix<T> && kIsHalf<T> && kFactored<Format>) {
+        const unsigned base = step * LANES_K;
+        unsigned products[RUNS][RUN / 2] = {}, minima[2] = {}, left = 0;
+        if (live) format.products(segment, base, t, products, minima, left);
+        float of_products[4] = {}, of_minima[4] = {};
+        const long long column = from + base + Format::first(t, 0);  // a step is whole: so are blocks
+        if (input.wide && input.rows <= 8) {
+          // No rows g + 8: their place in A takes every other pair of row g, and a run stays in the registers it came in.
+          const unsigned short* const own_x = input.any_row(g) + column;
+          float others[4] = {};
+#pragma unroll
+          for (int run = 0; run < RUNS; ++run) {
+            const uint4 words = load16(own_x + Format::first(0, run));
+            const unsigned a[4] = {words.x, words.y, words.z, words.w};
+            const unsigned even[2] = {products[run][0], products[run][2]}, odd[2] = {products[run][1], products[run][3]};
+            const unsigned both[2] = {minima[run / 2], minima[run / 2]};
+            mma_m16n8k16<T>(of_products, a, even, of_products);
+            mma_m16n8k16<T>(others, a, odd, others);
+            mma_m16n8k16<T>(of_minima, a, both, of_minima);
+          }
+#pragma unroll
+          for (int i = 0; i < 2; ++i) of_products[i] += others[i + 2], of_minima[i] += of_minima[i + 2];
+        } else {
+#pragma unroll
+          for (int run = 0; run < RUNS; ++run) {
+            unsigned low[RUN / 2], high[RUN / 2];
+            input.pairs(g, column + Format::first(0, run), low);
+            input.pairs(g + 8, column + Format::first(0, run), high);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              multiply<T>(of_products, low, high, half, products[run][2 * half], products[run][2 * half + 1]);
+              multiply<T>(of_minima, low, high, half, minima[run / 2], minima[run / 2]);
+            }
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const unsigned word = __shfl_sync(kFullMask, left, 4 * (2 * t + i));  // from a lane of feature 2 t + i
+          const float2 factors = to_float2(bit_cast<__half2>(word));
+          const float d = __fmul_rn(factors.x, 1 / Format::UNIT), dmin = __fmul_rn(factors.y, 1 / Format::UNIT);
+#pragma unroll
+          for (int high = 0; high < 4; high += 2)
+            acc[i + high] = __fmaf_rn(d, of_products[i + high], __fmaf_rn(-dmin, of_minima[i + high], acc[i + high]));
+        }
+        continue;
+      }
       const int at = (step * 4 + t) * RUNS * RUN;
       const bool whole = live && at + RUNS * RUN <= count;
       if constexpr (kMatrix<T> && Format::PAIRED) {

@@ -1,15 +1,15 @@
 """Launcher of dequant_gemv.cu. The formats are registered in dequant_layouts.py.
 
-Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows 92 to 108 registers, four programs of 128 threads per
+Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows at most 108 registers, four programs of 128 threads per
 SM, each with 8 KB or more of the next tile in flight. Columns 128 registers, 16 warps per SM with 3 KB of codes of each
 in flight. In float32 up to 255 registers, 8 warps per SM: they keep the sums of 16 rows of x, so that the codes are
 read once for them all.
 
 Instructions a weight at m = 1, for a whole step (`bench/dequant_codegen_instructions.py`), and how many an H200 issues
-while it reads a weight at 75 % of its bandwidth: Q4_K is bound by them.
+while it reads a weight at 75 % of its bandwidth: they bind none.
 
                   gptq   awq   fp8-block  int8-channel  mxfp4  nvfp4  q8_0  q4_k
-    issued        4.26  3.75        7.94          6.03   3.88   4.56  6.34  7.66
+    issued        4.26  3.75        7.94          6.03   3.88   4.56  6.34  3.59
     affordable    4.28  4.28        8.24          8.24   4.38   4.63  8.75  4.63
 
 g_idx of GPTQ is read once for 512 features, 1.5 % of the packed bytes, where that leaves 256 programs; Llama-3-8B's

@@ -104,6 +104,42 @@ struct MinScales {
 
 // d, dmin, scales[12], qs[128]: bytes 32c ... hold sub-block 2c and, high, 2c + 1. d * scale * q - dmin * minimum.
 struct Q4K : Gguf<Q4K, 256, 144> {
+  // For tensor cores, of the 128 weights from `base` on what lane t of four takes: from weight 64 (t / 2) + 16 (t % 2) on
+  // 16 in bytes' low nibbles, runs 0 and 1, and 32 behind them 16 in high ones. scale * q comes in pairs side by side, in
+  // units of 2^-24, half's smallest subnormal, which tensor cores multiply exactly, and so do minima, twice the same. What
+  // is left to the sums, d and dmin, is the block's first word.
+  static constexpr float UNIT = 0x1p-24f;
+  __device__ static constexpr unsigned first(unsigned t, unsigned run) {
+    return 64 * (t / 2) + 16 * (t % 2) + 32 * (run / 2) + RUN * (run % 2);
+  }
+  __device__ void products(const Staged& tile, unsigned base, unsigned t, unsigned (&out)[4][RUN / 2],
+                           unsigned (&minima)[2], unsigned& left) const {
+    const Staged block = this->block(tile, base);
+    unsigned header[4], qs[4];
+    block.read(0, header);
+    block.read(16 + base % 256 / 2 + 32 * (t / 2) + 16 * (t % 2), qs);
+    left = header[0];
+    const bool second = base % 256;  // half of the block, whose scales are in several pieces
+    const unsigned scales = second ? (header[3] & 0x0F0F0F0Fu) | (header[1] >> 2 & 0x30303030u) : header[1] & 0x3F3F3F3Fu;
+    const unsigned offsets =
+        second ? (header[3] >> 4 & 0x0F0F0F0Fu) | (header[2] >> 2 & 0x30303030u) : header[2] & 0x3F3F3F3Fu;
+    const unsigned own = t / 2 * 0x0202u;  // sub-blocks 2 (t / 2) and, next, 2 (t / 2) + 1 of the four
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      minima[high] = __byte_perm(offsets, 0, (high ? 0x4141 : 0x4040) + own);
+      // 1024 + scale, and the scale; of high nibbles, which stay where they are, a 16th of it.
+      const __half2 raised = bit_cast<__half2>(__byte_perm(scales, 0x64646464u, (high ? 0x4141 : 0x4040) + own));
+      const __half2 scale = high ? __hfma2(raised, bit_cast<__half2>(0x2C002C00u), bit_cast<__half2>(0xD400D400u))
+                                 : __hsub2_rn(raised, bit_cast<__half2>(0x64006400u));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const unsigned q = __byte_perm(qs[i], 0, pair ? 0x4342 : 0x4140) & (high ? 0x00F000F0u : 0x000F000Fu);
+          out[2 * high + i / 2][i % 2 * 2 + pair] = bit_cast<unsigned>(__hmul2_rn(bit_cast<__half2>(q), scale));
+        }
+    }
+  }
   __device__ void decode_run(const Staged& tile, unsigned base, unsigned run, float (&values)[RUN]) const {
     const Staged block = this->block(tile, base);
     const unsigned sub = base % 256 / 32;

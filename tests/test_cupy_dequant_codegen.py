@@ -64,7 +64,7 @@ MOST = {
     "mxfp4": 4.0,
     "nvfp4": dequant_codegen_instructions.affordable("nvfp4"),
     "q8_0": 6.5,
-    "q4_k": 7.8,
+    "q4_k": 3.7,
 }
 
 
