@@ -1,9 +1,9 @@
 """Launcher of dequant_gemv.cu. The formats are registered in dequant_layouts.py.
 
-Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows at most 108 registers, four programs of 128 threads per
-SM, each with 8 KB or more of the next tile in flight. Columns 128 registers, 16 warps per SM with 3 KB of codes of each
-in flight. In float32 up to 255 registers, 8 warps per SM: they keep the sums of 16 rows of x, so that the codes are
-read once for them all.
+Code generation, NVRTC 13.2, sm_90, 16-bit types, no spills: rows up to 108 registers, four programs of 128 threads on
+an SM, each with 8 KB or more of the next tile in flight. Columns 128 registers, 16 warps per SM with 3 KB of codes of
+each in flight. In float32 up to 255 registers, 8 warps per SM: they keep the sums of 16 rows of x, so that the codes
+are read once for them all.
 
 Instructions a weight at m = 1, for a whole step (`bench/dequant_codegen_instructions.py`), and how many an H200 issues
 while it reads a weight at 75 % of its bandwidth: they bind none.
