@@ -7,8 +7,8 @@ What depends on lengths is decided on the device, by each sequence alone: how ma
 its keys are split. So one launch (and one for the merge) serves decode, prefill and mixed batches alike, and a
 sequence's result does not depend, to the bit, on what it is batched with.
 
-Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, decode with default tiles, no spills in any of the twelve
-instances:
+Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, decode with default tiles, no spills in any of the
+instances of up to 16 rows; of 64 float32 rows of 256 columns, nine accesses on sm_90, outside the loop over the keys:
 
 | warp class          | registers       | shared bytes | programs per SM | in flight per SM |
 |---------------------|-----------------|--------------|-----------------|------------------|
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.kernels.cupy_launch import C_TYPES, Device, aligned16, ceil_div, strides_of
+from pagebench.reference.validation import require
 
 SOURCE = "paged_attention.cu"
 REDUCE_SOURCE = "paged_attention_reduce.cu"
@@ -151,8 +152,14 @@ def paged_attention(
     """(out like query, lse float32 [num_tokens, num_query_heads]). `provider` supplies `device` and `empty`.
 
     split: fewest keys of a split. tile: keys per step, a multiple of 16 up to 128. max_splits: of a decoding sequence.
-    row_warps: 1, 2 or 4 of a program's four warps share out the rows, and the rest the keys. None chooses.
+    row_warps: 1, 2 or 4 of a program's four warps share out the rows, and the rest the keys. None chooses. Raises
+    ValueError for others.
     """
+    for name, value in (("split", split), ("max_splits", max_splits)):
+        require(value is None or value >= 1, name, "be at least 1, or None", value)
+    fits = tile is None or (16 <= tile <= 128 and tile % 16 == 0)
+    require(fits, "tile", "be a multiple of 16 up to 128, or None", tile)
+    require(row_warps in (None, 1, 2, 4), "row_warps", "be 1, 2, 4 or None", row_warps)
     out = provider.empty(problem.query.shape, problem.query.dtype)
     lse = provider.empty(problem.query.shape[:2], np.float32)
     if problem.num_tokens == 0:

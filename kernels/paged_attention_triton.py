@@ -64,6 +64,7 @@ from pagebench.kernels.paged_attention_scores_triton import (
 from pagebench.kernels.triton_arrays import numpy_dtype, vector_elements
 from pagebench.reference.dtypes import FLOAT32
 from pagebench.reference.paged_attention import PagedAttention
+from pagebench.reference.validation import require
 
 SPLIT = 512  # keys: 1 x 32k and 8 x 4k of 8 KV heads both give 512 programs, 3.9 for each of 132 SMs
 MAX_SPLITS = 64  # of one sequence; beyond SPLIT * MAX_SPLITS keys the splits grow, which bounds the scratch
@@ -78,6 +79,9 @@ MAX_CODE_TILE, MAX_SCALED_TILE = 64, 32
 # Registers per thread, at most, where each slot has scales: three programs per SM. Left alone the assembler aims at
 # four, 128 registers, and spills a handful.
 SCALED_REGISTERS = 168
+# Of long sequences in eight warps: as many as there are for one program per SM. Left alone the assembler aims at two,
+# 128 registers, and for 128 columns on sm_100 spills ten; with 224 it spills eight on sm_80.
+LONG_REGISTERS = 255
 MIN_TILE, MAX_TILE = 16, 128  # keys per tile; 16 is the depth of a tensor core instruction in P V
 MIN_COLUMNS, MAX_COLUMNS = 16, 256  # head elements per program; 16 is the depth of a tensor core instruction in Q K^T
 PARTS = 16  # splits that `combine_kernel` reads at a time
@@ -91,7 +95,8 @@ SCALED_ROWS = 32  # of long sequences where each slot has scales, whose weights 
 LONG_TILE_BYTES, LONG_STAGES = 16384, 3  # of long sequences, which compute on 64 rows for each tile of K and V
 # Four warps hold 64 rows of up to 64 columns and 64 keys. For 128 columns they want more than 255 registers on sm_80
 # (37 spills), for 256 on sm_90 and sm_100 too (51, 35); so they do for 128 keys of 64 columns on sm_80 (10).
-MAX_LONG_TILE = 64
+# sm_80 has no conversion from fp8, and decodes 64 codes of 128 columns at once with 723 spills, 32 with none.
+MAX_LONG_TILE, MAX_LONG_CODE_TILE = 64, 32
 WARPS, WIDE_WARPS, WIDE_COLUMNS = 4, 8, 64
 LOG2_E = 1.4426950408889634
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -424,8 +429,13 @@ def paged_attention(
 
     `empty(shape, dtype)` makes every output and scratch array. split: keys per split; max_splits: of one sequence;
     split_queries: queries of a sequence that is split, at most; tile: keys per step, rows: rows of a tile of a long
-    sequence, both powers of two.
+    sequence, both powers of two from 16 on. Raises ValueError for others.
     """
+    for name, value in (("split", split), ("max_splits", max_splits), ("split_queries", split_queries)):
+        require(value >= 1, name, "be at least 1", value)
+    for name, size in (("tile", tile), ("rows", rows)):
+        fits = size is None or (size >= MIN_TILE and size & (size - 1) == 0)
+        require(fits, name, f"be a power of two from {MIN_TILE} on, or None", size)
     query = problem.query
     num_tokens, num_heads, head_size = query.shape
     num_seqs, num_kv_heads = problem.seq_lens.shape[0], problem.key_cache.shape[2]
@@ -447,6 +457,7 @@ def paged_attention(
     arguments = _arguments(problem, out, lse, parts, grid, **splitting)
     most_registers = {"maxnreg": SCALED_REGISTERS} if _scaled(problem) else {}
     few = most_registers if short.warps == WARPS else {}  # eight warps of many rows want more
+    many = most_registers or ({"maxnreg": LONG_REGISTERS} if long.warps > WARPS else {})
     attend_kernel[(grid.short_tiles * grid.num_splits * num_kv_heads * columns,)](
         **arguments, **short.constants(), LONG=False, **few, **short.launch(num_warps, num_stages)
     )
@@ -462,7 +473,7 @@ def paged_attention(
         )
     if grid.long_tiles:
         attend_kernel[(grid.long_tiles * num_kv_heads * columns,)](
-            **arguments, **long.constants(), LONG=True, **most_registers, **long.launch(num_warps, num_stages)
+            **arguments, **long.constants(), LONG=True, **many, **long.launch(num_warps, num_stages)
         )
     return out, lse
 
@@ -500,7 +511,8 @@ class _Tiles:
             return cls(rows or MAX_ROWS_FLOAT32, tile or _keys(query, TILE_BYTES), _columns(query), LONG_STAGES)
         warps = WIDE_WARPS if _columns(query) > WIDE_COLUMNS else WARPS
         rows = rows or (SCALED_ROWS if _scaled(problem) else MAX_ROWS)
-        keys = min(MAX_LONG_TILE, _keys(query, LONG_TILE_BYTES))
+        codes = problem.key_cache.dtype in FORMATS
+        keys = min(MAX_LONG_CODE_TILE if codes else MAX_LONG_TILE, _keys(query, LONG_TILE_BYTES))
         return cls(rows, tile or keys, _columns(query), LONG_STAGES, warps)
 
     def launch(self, num_warps: int | None, num_stages: int | None) -> dict[str, int]:
