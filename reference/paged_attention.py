@@ -28,8 +28,8 @@ class PagedAttention(Problem):
     """out = softmax(scale * q k^T, masked and modified as the fields say) v, per sequence and query head.
 
     Shapes: query [num_tokens, num_query_heads, head_size]; key_cache, value_cache [num_blocks, block_size,
-    num_kv_heads, head_size], either may be strided views; block_table int32 [num_seqs, max_blocks]; seq_lens int32
-    [num_seqs], the keys of each sequence with its new tokens; query_start int32 [num_seqs + 1]. Query head h reads KV
+    num_kv_heads, head_size], strided views or not, without negative strides; block_table int32 [num_seqs, max_blocks];
+    seq_lens int32 [num_seqs], keys of each, new ones too; query_start int32 [num_seqs + 1]. Query head h reads KV
     head h // (num_query_heads // num_kv_heads). `window` counts the query's own position; `alibi_slopes` and `sinks`
     are float32 [num_query_heads]; `key_scale` and `value_scale` float32 scalar, [num_kv_heads] or [num_blocks,
     block_size, num_kv_heads]. Raises ValueError for invalid values, and for a scale or soft_cap with which the factors

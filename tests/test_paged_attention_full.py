@@ -360,3 +360,22 @@ def test_states_merge_at_any_lse(name: str, dtype: Any, lses: tuple[float, float
 def test_a_bound_of_nan_bounds_nothing() -> None:
     with pytest.raises(AssertionError, match="out: the bound is NaN"):
         error_bounds.assert_close("out", np.ones(2), np.zeros(2), np.array([1.0, np.nan]))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "message"),
+    [
+        ("triton", {"split": 0}, "split must be at least 1, got 0"),
+        ("triton", {"max_splits": -1}, "max_splits must be at least 1, got -1"),
+        ("triton", {"tile": 7}, "tile must be a power of two from 16 on, or None, got 7"),
+        ("triton", {"rows": 24}, "rows must be a power of two from 16 on, or None, got 24"),
+        ("cupy", {"split": -5}, "split must be at least 1, or None, got -5"),
+        ("cupy", {"tile": 7}, "tile must be a multiple of 16 up to 128, or None, got 7"),
+        ("cupy", {"tile": 256}, "tile must be a multiple of 16 up to 128, or None, got 256"),
+        ("cupy", {"row_warps": 3}, "row_warps must be 1, 2, 4 or None, got 3"),
+    ],
+)
+def test_a_variant_that_cannot_be_is_refused(name: str, variant: dict[str, int], message: str) -> None:
+    provider = load_provider(name)
+    with pytest.raises(ValueError, match=message):
+        provider.paged_attention(problem_of().on(provider), **variant)
