@@ -198,13 +198,17 @@ def run_cuda(problem: Any, make_output: Any) -> None:
         def get_function(self, name: str) -> Any:
             kernel = self.module.get_function(name)
 
-            def launch(grid: tuple[int, ...], *arguments: Any, **more: Any) -> None:
-                assert set(grid[1:]) <= {1}
-                for first in (0, grid[0] - 1):
-                    os.environ["PAGEBENCH_FIRST_PROGRAM"] = str(first)
-                    kernel((1,), *arguments, **more)
+            class Launch:
+                max_dynamic_shared_size_bytes = kernel.max_dynamic_shared_size_bytes
 
-            return launch
+                def __call__(self, grid: tuple[int, ...], *arguments: Any, **more: Any) -> None:
+                    assert set(grid[1:]) <= {1}
+                    kernel.max_dynamic_shared_size_bytes = self.max_dynamic_shared_size_bytes
+                    for first in (0, grid[0] - 1):
+                        os.environ["PAGEBENCH_FIRST_PROGRAM"] = str(first)
+                        kernel((1,), *arguments, **more)
+
+            return Launch()
 
     def once(shape: tuple[int, ...], dtype: Any) -> Array:
         outputs.append(make_output(tuple(shape), dtype))
