@@ -19,11 +19,11 @@ from typing import Any
 
 from bench._measure import freed_after
 from bench._table import table
+from bench.run import OURS, Row, as_json, copy_roof, measure
 from bench.workloads import COUNTERPARTS, FUSED, JUDGED_DECODES, LLAMA_3_8B, WORKLOADS, Workload, projections
 from pagebench.kernels.devices import gpu_present
 from pagebench.kernels.providers import load_provider
 
-PROVIDERS = ("triton", "cupy")
 COPY, MATMUL = "a device copy", "torch.matmul in fp16"
 DECODE_OF_COPY, DEQUANTIZE_OF_COPY, FUSED_OF_COPY = 0.85, 0.85, 0.75
 LAYOUT_SLACK, MATMUL_SLACK = 0.05, 0.25  # by how much a time may exceed the one that it is compared with
@@ -100,15 +100,18 @@ GOALS = tuple(_goals())
 
 
 def measured(names: Iterable[str]) -> dict[str, Any]:
-    """Every workload (or counterpart) of `names` on both providers, checked and timed in this process."""
-    from bench.run import as_json, copy_roof, measure
+    """Every workload (or counterpart) of `names`, and the copy bandwidth, in this process."""
+    return as_json(timed(names), copy_roof())
 
-    providers = {spec: load_provider(spec) for spec in PROVIDERS}
+
+def timed(names: Iterable[str]) -> list[Row]:
+    """Every workload (or counterpart) of `names` on both providers, checked and timed in this process."""
+    providers = {spec: load_provider(spec) for spec in OURS}
     rows = []
     for name in names:
         workload = once_built((WORKLOADS | COUNTERPARTS)[name])
-        rows += [measure(spec, providers[spec], workload, None) for spec in PROVIDERS]
-    return as_json(rows, copy_roof())
+        rows += [measure(spec, provider, workload, None) for spec, provider in providers.items()]
+    return rows
 
 
 def once_built(workload: Workload) -> Workload:
@@ -137,11 +140,11 @@ def matmul_times(goals: Iterable[Goal] = GOALS) -> dict[str, list[float]]:
 
 def shown(processes: Sequence[Process]) -> str:
     """A line per goal and provider: the median over processes of what was reached, and whether that is enough."""
-    head = ("workload", "beside", "at least", *PROVIDERS)
+    head = ("workload", "beside", "at least", *OURS)
     lines = []
     for goal in GOALS:
         cells = []
-        for provider in PROVIDERS:
+        for provider in OURS:
             shares = [share for process in processes if (share := goal.share(process, provider)) is not None]
             reached = median(shares) if shares else None
             cells.append(

@@ -96,12 +96,19 @@ def _keep(path: Path, times: dict[str, Any]) -> None:
 
 def compared(names: Sequence[str]) -> dict[str, Any]:
     """What the goals of those workloads compare them with, in this process."""
-    from bench.goals import GOALS, matmul_times
+    from bench.goals import GOALS, matmul_times, timed
+    from bench.run import as_json
     from bench.workloads import COUNTERPARTS
 
     goals = [goal for goal in GOALS if goal.workload in names]
     counterparts = dict.fromkeys(goal.beside for goal in goals if goal.beside in COUNTERPARTS)
-    return {"counterparts": workload_times(list(counterparts))["rows"], "matmul": matmul_times(goals)}
+    rows = as_json(timed(counterparts), None)["rows"]  # the copy bandwidth is measured already
+    return {"counterparts": rows, "matmul": matmul_times(goals)}
+
+
+def with_counterparts(process: dict[str, Any]) -> dict[str, Any]:
+    """A timing process's results, what `compared` had measured by its end among the rows."""
+    return process | {"rows": process["rows"] + process.get("counterparts", [])}
 
 
 def run_timings(names: Sequence[str], out: Path, deadline: float) -> tuple[list[dict[str, Any]], list[int | None]]:
@@ -167,7 +174,7 @@ def goals_summary(processes: Sequence[dict[str, Any]]) -> str:
     """What the kernels are meant to reach, and whether they do."""
     from bench.goals import shown
 
-    return shown([process | {"rows": process["rows"] + process.get("counterparts", [])} for process in processes])
+    return shown([with_counterparts(process) for process in processes])
 
 
 def machine() -> dict[str, Any]:
@@ -240,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"written: {chosen.out / 'gpu.json'}",
         sep="\n",
     )
-    timed = [row for process in processes for row in process["rows"] + process.get("counterparts", [])]
+    timed = [row for process in processes for row in with_counterparts(process)["rows"]]
     red = [row for row in timed if row["check"]["status"] != "passed"]
     for row in red:
         print(

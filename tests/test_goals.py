@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench import goals, gpu
+from bench import goals, gpu, run
 from bench.goals import COPY, GOALS, MATMUL, Goal, dense_bytes, matmul_name
 from bench.workloads import COUNTERPARTS, FUSED, WORKLOADS
 from pagebench.properties import contracts
@@ -116,7 +116,8 @@ def test_a_failed_check_fails_the_command(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_gpu_job_times_what_the_goals_of_its_workloads_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "workload_times", lambda names: {"rows": list(names)})
+    monkeypatch.setattr(goals, "timed", list)
+    monkeypatch.setattr(run, "as_json", lambda rows, roof: {"rows": rows})
     monkeypatch.setattr(goals, "matmul_times", lambda chosen: [goal.workload for goal in chosen])
     found = gpu.compared([DECODE])
     assert found["counterparts"] == [DECODE.replace("block16", layout) for layout in ("block128", "contiguous")]
