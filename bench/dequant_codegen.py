@@ -6,13 +6,11 @@ kernel does not compile, spills or uses local memory, or moves its main stream i
 for those that EXCEPTIONS names and gives a reason for.
 """
 
-import argparse
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 
-from bench._codegen import ARCHS, ROOT, _isolate, _record_workload, _recording
+from bench._codegen import _record_workload, _recording
+from bench._codegen_sweep import local_memory_faults, parser_of, run_each, size_faults
 from bench._launch import CompiledLaunch
 
 SHAPE = (4096, 4096)
@@ -32,10 +30,7 @@ EXCEPTIONS = {
 
 def faults(provider: str, format: str, kernel: str, launch: CompiledLaunch) -> list[str]:
     """What is wrong with the kernel that decodes, in words; empty when nothing is."""
-    stats = launch.stats
-    found = []
-    if stats.spills or stats.stack_bytes:
-        found.append(f"{stats.spills} accesses to {stats.stack_bytes} bytes of local memory")
+    stats, found = launch.stats, local_memory_faults(launch)
     wide_loads = stats.global_loads.get(128, 0) + stats.async_copies.get(128, 0)
     if not wide_loads and not (provider == "triton" and format in EXCEPTIONS):
         found.append(f"no load of 16 bytes: {dict(stats.global_loads)}, {dict(stats.async_copies)}")
@@ -44,9 +39,7 @@ def faults(provider: str, format: str, kernel: str, launch: CompiledLaunch) -> l
             found.append(f"no store of 16 bytes: {dict(stats.global_stores)}")
         if provider == "triton" and set(stats.global_stores) != {128}:  # CUDA C++ has others for the ends of rows
             found.append(f"stores of less than 16 bytes: {dict(stats.global_stores)}")
-    if not launch.programs_per_sm:
-        found.append("no program fits an SM")
-    return found
+    return found + size_faults(launch)
 
 
 def launches(provider: str, arch: int, formats: Sequence[str] = ()) -> Iterator[tuple[str, str, str, CompiledLaunch]]:
@@ -84,23 +77,11 @@ def sweep(provider: str, arch: int, formats: Sequence[str] = ()) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.dequant_codegen", description=__doc__.partition("\n")[0])
-    parser.add_argument("--provider", action="append", choices=("triton", "cupy"), help="both by default")
-    parser.add_argument("--arch", type=int, action="append", choices=ARCHS, help="compute capability; all by default")
+    parser = parser_of("bench.dequant_codegen", __doc__)
     parser.add_argument("--format", action="append", default=[], help="all by default")
     chosen = parser.parse_args(arguments)
-    providers, archs = chosen.provider or ["triton", "cupy"], chosen.arch or list(ARCHS)
-    if len(providers) == len(archs) == 1:
-        with tempfile.TemporaryDirectory(prefix="pagebench-triton-") as cache:
-            _isolate(archs[0], cache)
-            return int(sweep(providers[0], archs[0], chosen.format) > 0)
-    formats = [word for name in chosen.format for word in ("--format", name)]
-    failed = False
-    for provider in providers:
-        for arch in archs:
-            command = [sys.executable, "-m", "bench.dequant_codegen", "--provider", provider, "--arch", str(arch)]
-            failed |= subprocess.run([*command, *formats], cwd=ROOT, check=False).returncode != 0
-    return int(failed)
+    words = [word for name in chosen.format for word in ("--format", name)]
+    return run_each("bench.dequant_codegen", chosen, words, lambda *where: sweep(*where, chosen.format))
 
 
 if __name__ == "__main__":
