@@ -18,6 +18,7 @@ import triton.language as tl
 
 from pagebench.kernels.dequant_float_triton import swizzled_place
 from pagebench.kernels.dequant_gguf_triton import _blocks, _six_bit
+from pagebench.kernels.dequant_integer_triton import gptq_scales, gptq_words
 from pagebench.kernels.dequant_tile_triton import columns_of, e4m3, e8m0, first_row, load, rows_of
 
 
@@ -173,11 +174,8 @@ def gptq_v2(packed, strides, at, HOW: tl.constexpr):
 def _gptq(packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
     GROUPS: tl.constexpr = HOW.rows // HOW.span
     BLOCKS: tl.constexpr = HOW.rows // 32
-    word_row, word_live = rows_of(at, HOW, 8)
-    column, live = columns_of(at, HOW, 1)
-    pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
-    word = load(pointer, word_live & live, HOW)
-    word = tl.reshape(word, [BLOCKS, 1, 4, HOW.columns]) >> (tl.arange(0, 4) * 4)[None, :, None, None]
+    word = tl.reshape(gptq_words(packed, strides, at, HOW), [BLOCKS, 1, 4, HOW.columns])
+    word = word >> (tl.arange(0, 4) * 4)[None, :, None, None]
     code = tl.permute(_join(_whole(word & 0x000F000F)), [3, 0, 1, 2, 4])  # [columns, blocks, fields, words, 2]
     code = tl.reshape(code, [HOW.columns, BLOCKS, 32])
 
@@ -199,8 +197,8 @@ def _of_whole_groups(group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.co
     """scale and offset, float32 [columns, blocks], of spans that are of one group each: int64 [spans, 1]."""
     SPANS: tl.constexpr = group.shape[0]
     BLOCKS: tl.constexpr = HOW.rows // 32
-    scale, zero = _scale_and_zero(group, packed, strides, at, ADDED, HOW)
-    offset = scale * (zero * 5.960464477539063e-08)  # 2^-24
+    scale, zero = gptq_scales(group, packed, strides, at, ADDED, HOW)
+    offset = scale * (zero.to(tl.float32) * 5.960464477539063e-08)  # 2^-24
     scale = tl.broadcast_to(scale[:, None, :], [SPANS, BLOCKS // SPANS, HOW.columns])
     offset = tl.broadcast_to(offset[:, None, :], [SPANS, BLOCKS // SPANS, HOW.columns])
     return tl.trans(tl.reshape(scale, [BLOCKS, HOW.columns])), tl.trans(tl.reshape(offset, [BLOCKS, HOW.columns]))
@@ -212,21 +210,10 @@ def _of_mixed_groups(code, group, packed, strides, at, ADDED: tl.constexpr, HOW:
     BLOCKS: tl.constexpr = HOW.rows // 32
     group = tl.permute(tl.reshape(group, [BLOCKS, 4, 2, 4]), [0, 3, 1, 2])
     group = tl.reshape(group, [HOW.rows, 1]).to(tl.int64)
-    scale, zero = _scale_and_zero(group, packed, strides, at, ADDED, HOW)
+    scale, zero = gptq_scales(group, packed, strides, at, ADDED, HOW)
     scale = tl.permute(tl.reshape(scale, [BLOCKS, 32, HOW.columns]), [2, 0, 1])
     zero = tl.permute(tl.reshape(zero, [BLOCKS, 32, HOW.columns]), [2, 0, 1])
-    return ((code.to(tl.float32) * 16777216.0 - zero) * scale).to(tl.float16)
-
-
-@triton.jit
-def _scale_and_zero(group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
-    """float32 [groups, columns] of groups, int64 [groups, 1]."""
-    word_column, live = columns_of(at, HOW, 8)
-    word = load(packed[1] + group * strides[2] + word_column.to(tl.int64) * strides[3], live, HOW)
-    zero = ((word[:, :, None] >> (tl.arange(0, 8) * 4)[None, None, :]) + ADDED) & 15
-    column, live = columns_of(at, HOW, 1)
-    scale = load(packed[2] + group * strides[4] + column.to(tl.int64) * strides[5], live, HOW)
-    return scale.to(tl.float32), tl.reshape(zero, [group.shape[0], HOW.columns]).to(tl.float32)
+    return ((code.to(tl.float32) * 16777216.0 - zero.to(tl.float32)) * scale).to(tl.float16)
 
 
 @triton.jit

@@ -59,30 +59,17 @@ class Format:
     codes: Codes | None = None
 
 
+def _gptq(decode: Any, onward: Any, decode_codes: Any) -> Format:
+    chosen = Codes(decode_codes, 8, 32, codes.finish_gptq, offset=True)
+    return Format(decode, 8, 8, transposed=True, registers=128, onward=onward, rows_named=True, codes=chosen)
+
+
 FORMATS: dict[str, Format] = {
     "fp8_e4m3": Format(floats.fp8_e4m3, codes=Codes(codes.fp8_e4m3, 4, 0, codes.finish_fp8_e4m3)),
     "fp8_e5m2": Format(floats.fp8_e5m2, codes=Codes(codes.fp8_e5m2, 4, 0, codes.finish_fp8_e5m2)),
     "int8": Format(integers.int8),
-    "gptq_v1": Format(
-        integers.gptq_v1,
-        8,
-        8,
-        transposed=True,
-        registers=128,
-        onward=integers.gptq_v1_onward,
-        rows_named=True,
-        codes=Codes(codes.gptq_v1, 8, 32, codes.finish_gptq, offset=True),
-    ),
-    "gptq_v2": Format(
-        integers.gptq_v2,
-        8,
-        8,
-        transposed=True,
-        registers=128,
-        onward=integers.gptq_v2_onward,
-        rows_named=True,
-        codes=Codes(codes.gptq_v2, 8, 32, codes.finish_gptq, offset=True),
-    ),
+    "gptq_v1": _gptq(integers.gptq_v1, integers.gptq_v1_onward, codes.gptq_v1),
+    "gptq_v2": _gptq(integers.gptq_v2, integers.gptq_v2_onward, codes.gptq_v2),
     "awq": Format(
         integers.awq,
         1,

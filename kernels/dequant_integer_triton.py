@@ -49,12 +49,19 @@ def gptq_v2(packed, strides, at, HOW: tl.constexpr):
 
 
 @triton.jit
-def _gptq_fields(packed, strides, at, HOW: tl.constexpr):
-    """The codes int32 [words, 8, columns], their rows k [words, 8], and which words are there [words, 1]."""
+def gptq_words(packed, strides, at, HOW: tl.constexpr):
+    """int32 [words, columns], each of eight codes."""
     word_row, word_live = rows_of(at, HOW, 8)
     column, live = columns_of(at, HOW, 1)
     pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
-    word = load(pointer, word_live & live, HOW)
+    return load(pointer, word_live & live, HOW)
+
+
+@triton.jit
+def _gptq_fields(packed, strides, at, HOW: tl.constexpr):
+    """The codes int32 [words, 8, columns], their rows k [words, 8], and which words are there [words, 1]."""
+    word = gptq_words(packed, strides, at, HOW)
+    word_row, word_live = rows_of(at, HOW, 8)
     q = (word[:, None, :] >> (tl.arange(0, 8) * 4)[None, :, None]) & 15
     k = word_row * 8 + tl.arange(0, 8)[None, :]
     return q, k, word_live
@@ -78,14 +85,20 @@ def _of_groups(q, packed, strides, group, at, ADDED: tl.constexpr, HOW: tl.const
     """float32 like q [words, 8, columns]: scale * (q - zero) of the group (int64) of each row, [words, 8] or [1, 1]."""
     WORDS: tl.constexpr = group.shape[0]
     PER: tl.constexpr = group.shape[1]
-    group = tl.reshape(group, [WORDS * PER, 1])
+    scale, zero = gptq_scales(tl.reshape(group, [WORDS * PER, 1]), packed, strides, at, ADDED, HOW)
+    zero, scale = tl.reshape(zero, [WORDS, PER, HOW.columns]), tl.reshape(scale, [WORDS, PER, HOW.columns])
+    return (q - zero).to(tl.float32) * scale
+
+
+@triton.jit
+def gptq_scales(group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
+    """Scales, float32, and zero points, int32, both [groups, columns], of groups, int64 [groups, 1]."""
     word_column, live = columns_of(at, HOW, 8)
     word = load(packed[1] + group * strides[2] + word_column.to(tl.int64) * strides[3], live, HOW)
     zero = ((word[:, :, None] >> (tl.arange(0, 8) * 4)[None, None, :]) + ADDED) & 15
     column, live = columns_of(at, HOW, 1)
-    scale = load(packed[2] + group * strides[4] + column.to(tl.int64) * strides[5], live, HOW).to(tl.float32)
-    zero, scale = tl.reshape(zero, [WORDS, PER, HOW.columns]), tl.reshape(scale, [WORDS, PER, HOW.columns])
-    return (q - zero).to(tl.float32) * scale
+    scale = load(packed[2] + group * strides[4] + column.to(tl.int64) * strides[5], live, HOW)
+    return scale.to(tl.float32), tl.reshape(zero, [group.shape[0], HOW.columns])
 
 
 @triton.jit
