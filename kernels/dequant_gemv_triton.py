@@ -57,6 +57,8 @@ PROGRAMS = 1024  # wanted of a launch, of 4 warps: some 8 for each of an H200's 
 CODES_ROWS = 16  # of x at most
 CODES_TILE = 8192  # weights per step, 64 to a thread
 CODES_FEATURES = 64
+# Registers per thread, at most: left alone the assembler aims at 128, and spills.
+CODES_REGISTERS = 168
 CODES_PROGRAMS = 528  # wanted of a launch: 4 for each SM, each with 8 KB of packed bytes on their way
 MIN_STEPS = 2  # per split: fewer cost more in partial sums than they hide
 
@@ -221,20 +223,12 @@ def dequant_gemv(
     if onward:  # whole groups
         together = max(_together(weight) // k_tile, 1)
         steps = max(steps // together, 1) * together
-    splits = triton.cdiv(k_tiles, steps)
-
-    y = empty((m, n), problem.dtype)
-    out = y if splits == 1 else empty((splits, m, n), np.dtype(np.float32))
-    gemv_kernel[(tiles * x_tiles, splits)](
-        out,
-        problem.x,
-        *problem.x.stride(),
-        weight.arrays,
-        weight.strides,
-        m,
-        weight.rows,
-        weight.columns,
-        tiles,
+    return _launched(
+        gemv_kernel,
+        (tiles, x_tiles, triton.cdiv(k_tiles, steps)),
+        problem,
+        empty,
+        weight,
         steps,
         DECODE=onward or weight.format.decode,
         HOW=how,
@@ -243,11 +237,7 @@ def dequant_gemv(
         ONWARD=onward is not None,
         num_warps=num_warps,
         maxnreg=weight.format.registers if x_rows == 16 else None,  # one row spills nothing, and more take more
-        enable_fp_fusion=False,  # as in `dequantize`; the sum's own is asked for
     )
-    if splits > 1:
-        add_splits_kernel[(triton.cdiv(m * n, 256),)](y, out, m * n, splits, TILE=256, num_warps=2)
-    return y
 
 
 def _from_codes(
@@ -268,8 +258,8 @@ def _from_codes(
     if rows > 8 and codes.span == 16:  # sums of each block: with longer tiles more than the registers hold
         tile = max(tile // 2, 512)
     if transposed:
-        features = 2 * features if rows == 1 else features
-        tile = 2 * tile if rows == 1 else tile
+        if rows == 1:
+            features, tile = 2 * features, 2 * tile
         _, width = weight.tile(1, features)
         width = max(width, 16)
         height = max(weight.tile(tile // width, width)[0], 32)
@@ -279,20 +269,13 @@ def _from_codes(
     n_tile, k_tile = (width, height) if transposed else (height, width)
     tiles, k_tiles = triton.cdiv(n, n_tile), triton.cdiv(k, k_tile)
     steps = max(triton.cdiv(k_tiles * tiles, programs or CODES_PROGRAMS), min(MIN_STEPS, k_tiles))
-    splits = triton.cdiv(k_tiles, steps)
     how = weight.how(height, width)
-    y = empty((m, n), problem.dtype)
-    out = y if splits == 1 else empty((splits, m, n), np.dtype(np.float32))
-    codes_kernel[(tiles, splits)](
-        out,
-        problem.x,
-        *problem.x.stride(),
-        weight.arrays,
-        weight.strides,
-        m,
-        weight.rows,
-        weight.columns,
-        tiles,
+    return _launched(
+        codes_kernel,
+        (tiles, 1, triton.cdiv(k_tiles, steps)),
+        problem,
+        empty,
+        weight,
         steps,
         CODES=codes.decode,
         FINISH=codes.finish,
@@ -303,8 +286,36 @@ def _from_codes(
         ROWS=rows,
         TRANSPOSED=transposed,
         num_warps=num_warps or 4,
-        maxnreg=168,
-        enable_fp_fusion=False,
+        maxnreg=CODES_REGISTERS,
+    )
+
+
+def _launched(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    problem: DequantGemv,
+    empty: Callable[[tuple[int, ...], Any], Any],
+    weight: Weight,
+    steps: int,
+    **options: Any,
+) -> Any:
+    """y, by `kernel` over (tiles of n, tiles of rows of x, splits), and by a second launch that adds up the splits."""
+    (n, _), m, (tiles, x_tiles, splits) = problem.shape, problem.x.shape[0], grid
+    y = empty((m, n), problem.dtype)
+    out = y if splits == 1 else empty((splits, m, n), np.dtype(np.float32))
+    kernel[(tiles * x_tiles, splits)](
+        out,
+        problem.x,
+        *problem.x.stride(),
+        weight.arrays,
+        weight.strides,
+        m,
+        weight.rows,
+        weight.columns,
+        tiles,
+        steps,
+        **options,
+        enable_fp_fusion=False,  # as in `dequantize`; a sum's own is asked for
     )
     if splits > 1:
         add_splits_kernel[(triton.cdiv(m * n, 256),)](y, out, m * n, splits, TILE=256, num_warps=2)
