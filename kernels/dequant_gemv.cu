@@ -112,13 +112,13 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
   return bit_cast<unsigned>(from_floats<T>(low, high));
 }
 
-// SPLIT: a pair is numbers i and i + 4 of its run, else 2 i and 2 i + 1.
 // Formats that leave to the sums what all weights of a step have in common: `products`.
 template <typename Format>
 constexpr bool kFactored = false;
 template <>
 constexpr bool kFactored<Q4K> = true;
 
+// SPLIT: a pair is numbers i and i + 4 of its run, else 2 i and 2 i + 1.
 template <typename T, bool SPLIT>
 __device__ __forceinline__ void multiply_runs(float (&acc)[4], const Input& input, int g, long long column,
                                               const unsigned (&weights)[RUNS][RUN / 2]) {
@@ -199,7 +199,7 @@ dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, lo
     const unsigned start = live ? packed.offset(row, format.first_byte(row, from)) : 0;
     const Staged segment{reinterpret_cast<const unsigned*>(staged), static_cast<unsigned>((buffer * FEATURES + g) * pitch + 16) + start};
     for (int step = warp; step * LANES_K < count; step += warps) {
-      if constexpr (kMatrix<T> && kIsHalf<T> && kFactored<Format>) {
+      if constexpr (kIsHalf<T> && kFactored<Format>) {
         const unsigned base = step * LANES_K;
         unsigned products[RUNS][RUN / 2] = {}, minima[2] = {}, left = 0;
         if (live) format.products(segment, base, t, products, minima, left);
