@@ -1,6 +1,6 @@
 """Paged attention as it is compiled for every head size: `python -m bench.paged_attention_codegen`; nothing runs.
 
-All head sizes of models, every type of cache, decode of groups up to 64 and a prefill, by both providers, for sm_80,
+All head sizes of models, every type of cache, decode of groups up to 128 and a prefill, by both providers, for sm_80,
 sm_90 and sm_100. Exits with 1 where a kernel spills, uses local memory or fits no SM. Minutes for each provider and
 architecture, since hardly two of these problems share a kernel of Triton's: chosen by hand when a kernel changes.
 """
@@ -23,7 +23,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "e4m3-head": {"cache_dtype": "float8_e4m3fn", "kv_scale": "head"},
     "e4m3-slot": {"cache_dtype": "float8_e4m3fn", "kv_scale": "slot"},
 }
-GROUPS = (1, 4, 8, 17, 64)
+GROUPS = (1, 4, 8, 17, 64, 128)
 # Group and sequences: a decode for each group, and prompts that are short and long.
 WORK: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {
     **{f"decode-g{group}": (group, ((1, 1024),)) for group in GROUPS},

@@ -15,7 +15,7 @@
 // Features cost those who use them: a mask, soft cap, ALiBi or scales of slots lead to the general score, chunk by
 // chunk, where a causal mask does so along the diagonal alone; elsewhere a score is the dot product times a number.
 //
-// Bytes moved: K and V of every tile of rows once (decode: of every sequence and KV head once, up to a group of 64),
+// Bytes moved: K and V of every tile of rows once (decode: of every sequence and KV head once, up to a group of 128),
 // and for each split and row 4 (D + 2) bytes of scratch, written and read: 1.6 % of K and V for 512 keys
 // of Llama-3-8B.
 //
@@ -32,13 +32,15 @@
 #include "paged_attention_loops.cuh"
 #include "paged_attention_results.cuh"
 
+constexpr int MERGED_WARPS = 4;  // whose results are in shared memory at a time
+
 // partials, states: Scratch. Dynamic shared memory: query tile, tiles of K and V, 2 * tile slots, factors; at the end,
-// the warps' partial results. tile1, 2, 4: keys of a tile where 1, 2 or 4 warps share out the rows, multiples of 16, at
-// most THREADS. scale, value_factor: of all scores and values. cap: in base 2, 0 for none. window: NO_WINDOW for none.
+// the warps' partial results. tile1, 2, 4: keys of a tile where 1, 2 or more warps share out the rows, multiples of 16,
+// at most THREADS. scale, value_factor: of all scores and values. cap: in base 2, 0 for none. window: NO_WINDOW for none.
 // Bits of `flags`: 0 causal; 1 to 4 whether alibi_slopes, sinks, key_scales, value_scales are there to be read; 5 some
 // scale is of a slot; 6 the caches, 7 the query are accessed 16 bytes at a time.
 template <typename Warp, typename T = typename Warp::Element>
-__global__ void __launch_bounds__(THREADS, Warp::PROGRAMS_PER_SM)
+__global__ void __launch_bounds__(Warp::THREADS, Warp::PROGRAMS_PER_SM)
 paged_attention(T* out, float* lse, float* partials, State* states, const int* seq_lens, long long length_stride,
                 const int* query_start, long long start_stride, const float* sinks, long long sink_stride,
                 const T* query, long long query_token_stride, long long query_head_stride, long long query_stride,
@@ -52,7 +54,7 @@ paged_attention(T* out, float* lse, float* partials, State* states, const int* s
                 float scale, float value_factor, float cap, unsigned window, int flags, int format, int head_size,
                 int block_size, int num_seqs, int num_kv_heads, int group, int row_warps, int split_keys,
                 int max_splits, int parts, int tile1, int tile2, int tile4) {
-  constexpr int D = Warp::HEAD, MERGED = D + MERGE_PAD;
+  constexpr int D = Warp::HEAD, MERGED = D + MERGE_PAD, THREADS = Warp::THREADS;
   const Sequences sequences = {seq_lens,   length_stride, query_start, start_stride, num_seqs,         group,
                                Warp::ROWS, row_warps,     split_keys,  max_splits,   (flags & 1) != 0, window};
   const Scratch scratch = {partials, states, token_slots, seq_slots, head_slots, Warp::WIDE ? parts * D : D};
@@ -63,10 +65,10 @@ paged_attention(T* out, float* lse, float* partials, State* states, const int* s
 
   extern __shared__ __align__(16) unsigned char shared[];
   T* query_tile = reinterpret_cast<T*>(shared);
-  float* weighted = reinterpret_cast<float*>(shared);  // [WARPS][ROWS][MERGED], when the tiles are done with
-  State* warp_states = reinterpret_cast<State*>(weighted + WARPS * Warp::ROWS * MERGED);
-  __shared__ Finder finder;
-  __shared__ Row tile_rows[WARPS * Warp::ROWS];
+  float* weighted = reinterpret_cast<float*>(shared);  // [MERGED_WARPS][ROWS][MERGED], when the tiles are done with
+  State* warp_states = reinterpret_cast<State*>(weighted + MERGED_WARPS * Warp::ROWS * MERGED);
+  __shared__ Finder<THREADS> finder;
+  __shared__ Row tile_rows[Warp::WARPS * Warp::ROWS];
 
   for (int item = blockIdx.x;
        finder.find(num_seqs, item / each_unit, [&](int seq) { return sequences.units(seq); }); item += gridDim.x) {
@@ -79,7 +81,7 @@ paged_attention(T* out, float* lse, float* partials, State* states, const int* s
     if (split >= max(splits.count, 1)) continue;
     const int rows = sequence.tile_rows, first_row = row_tile * rows, exist = min(rows, sequence.rows - first_row);
     const int row_warp = warp % sequence.row_warps, key_warp = warp / sequence.row_warps;
-    const int key_warps = WARPS / sequence.row_warps, row = row_warp * Warp::ROWS;
+    const int key_warps = Warp::WARPS / sequence.row_warps, row = row_warp * Warp::ROWS;
     const int most_keys = sequence.row_warps == 1 ? tile1 : sequence.row_warps == 2 ? tile2 : tile4;
     const int tile = Warp::WIDE ? min(most_keys, key_warps * Warp::CHUNK) : most_keys;
     const int first = range.first + split * splits.keys;
@@ -119,26 +121,30 @@ paged_attention(T* out, float* lse, float* partials, State* states, const int* s
       attend(state, kv, query_tile, range, scoring, plain, row, key_warp, key_warps);
     }
 
-    cp_async_wait_all();  // where there was no key, the query is still on its way, to where the results go
-    __syncthreads();
-    state.store(weighted + warp * Warp::ROWS * MERGED, warp_states + warp * Warp::ROWS);
-    __syncthreads();
     const float value_scale = value_factor * (slot_scales ? 1.0f : kv.values.scales.of_head(kv_head));
+    cp_async_wait_all();  // where there was no key, the query is still on its way, to where the results go
+    for (int merging = 0; merging < Warp::WARPS; merging += MERGED_WARPS) {
+      const int above = merging * Warp::ROWS;  // eight warps have all shared out the rows
+      __syncthreads();
+      if (merging <= warp && warp < merging + MERGED_WARPS)
+        state.store(weighted + (warp - merging) * Warp::ROWS * MERGED, warp_states + (warp - merging) * Warp::ROWS);
+      __syncthreads();
 #pragma unroll 1
-    for (int i = thread; i < exist * (D / OCTET); i += THREADS) {
-      const int own = i / (D / OCTET), column = i % (D / OCTET) * OCTET;
-      float total[OCTET];
-      const State merged =
-          merge_warps(weighted + own * MERGED + column, MERGED, warp_states + own, rows, key_warps, total);
+      for (int i = thread; i < min(exist - above, MERGED_WARPS * Warp::ROWS) * (D / OCTET); i += THREADS) {
+        const int own = i / (D / OCTET), column = i % (D / OCTET) * OCTET, row_of_tile = above + own;
+        float total[OCTET];
+        const State merged =
+            merge_warps(weighted + own * MERGED + column, MERGED, warp_states + own, rows, key_warps, total);
 #pragma unroll
-      for (int j = 0; j < OCTET; ++j) total[j] *= value_scale;
-      if (splits.count > 1) {
-        const long long at = scratch.slot(sequence, seq, kv_head, split, first_row + own);
-        store_octet(scratch.partials + at * scratch.columns + part * D + column, total, OCTET, true);
-        if (part + column == 0) scratch.states[at] = merged;
-      } else {
-        const int head = kv_head * group + (first_row + own) % group;
-        results.finish(tile_rows[own].out, head, part * D + column, total, merged);
+        for (int j = 0; j < OCTET; ++j) total[j] *= value_scale;
+        if (splits.count > 1) {
+          const long long at = scratch.slot(sequence, seq, kv_head, split, first_row + row_of_tile);
+          store_octet(scratch.partials + at * scratch.columns + part * D + column, total, OCTET, true);
+          if (part + column == 0) scratch.states[at] = merged;
+        } else {
+          const int head = kv_head * group + (first_row + row_of_tile) % group;
+          results.finish(tile_rows[row_of_tile].out, head, part * D + column, total, merged);
+        }
       }
     }
   }

@@ -1,20 +1,21 @@
 """Launcher of paged_attention.cu: attention over a paged KV cache, every feature of the op.
 
-Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way all query heads of a KV head, up to 64,
-are in one program, and each key and value is loaded once for them.
+Sixteen-bit types run on tensor cores, float32 on IEEE multiply-adds; either way all query heads of a KV head, up to 128
+(64 of float32 with more than 128 columns, whose queries leave no room), are in one program, and each key and value is
+loaded once for them.
 
 What depends on lengths is decided on the device, by each sequence alone: how many warps share out its rows, and how
 its keys are split. So one launch (and one for the merge) serves decode, prefill and mixed batches alike, and a
 sequence's result does not depend, to the bit, on what it is batched with.
 
-Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, decode with default tiles, no spills in any of the
-instances of up to 16 rows; of 64 float32 rows of 256 columns, nine accesses on sm_90, outside the loop over the keys:
+Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, decode with default tiles, no spills in any instance:
 
 | warp class          | registers       | shared bytes | programs per SM | in flight per SM |
 |---------------------|-----------------|--------------|-----------------|------------------|
 | MmaWarp<half, 128>  | 167 / 167 / 148 | 72,736       | 2 / 3 / 3       | 64 / 96 / 96 KB  |
 
-MmaWarp<half, 64> has 123 / 128 / 112 registers, MmaWarp<half, 256> 241 / 250 / 238, FmaWarp<256> 160 / 168 / 158.
+MmaWarp<half, 64> has 123 / 128 / 112 registers, MmaWarp<half, 256> 241 / 250 / 238, FmaWarp<256> 160 / 168 / 158;
+of eight warps MmaWarp<half, 128> has 174 / 178 / 196, and there is one program per SM.
 K and V come by LDGSTS.128 only, 17 of them; MmaWarp<half, 128> has 32 HMMA. Llama-3-8B, 1 x 32k and 8 x 4k keys: 512
 programs of 512 keys. Narrow accesses are lengths, table entries, states, scales, and the way for unaligned arrays.
 """
@@ -30,8 +31,9 @@ from pagebench.reference.validation import require
 
 SOURCE = "paged_attention.cu"
 REDUCE_SOURCE = "paged_attention_reduce.cu"
-THREADS = 128
+WARP_SIZE = 32
 WARPS = 4
+MANY_WARPS = 8  # where four cannot hold a group's rows
 STAGES = 2
 FACTOR_TILES = 4
 MERGE_PAD = 8
@@ -56,22 +58,26 @@ MAX_SPLITS = 64
 MAX_PROGRAMS = 2048
 TILE_BYTES = 32 * 1024  # of K and V per step: three programs per SM of an H200, each with as much in flight
 MAX_TILE = 64  # keys: sixteen for each of four warps
+CHUNKS = {2: 16, 4: 8}  # keys that a warp takes at a time, by the query's bytes per element
 # Dynamic shared memory for as many programs per SM of an H200 as the registers leave room for: 4, 3, 2. A tile of more
 # rows has as many fewer keys.
 SHARED_BYTES = {64: 54 * 1024, 128: 73 * 1024, 256: 110 * 1024}
+MOST_SHARED = 99 * 1024 - 2176  # of any GPU, less what is not dynamic; more than 64 rows may take it all
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How one problem is cut up.
 
-    warp: a class of paged_attention_warps.cuh, of `rows` rows, for heads of `padded` columns, or `parts` times as many.
-    row_warps: how many share out a tile's rows; 0 as each sequence wants. tiles: keys per step for 1, 2 and 4 of them.
+    warp: a class of paged_attention_warps.cuh, of `rows` rows, for heads of `padded` columns, or `parts` times as many;
+    warps: of a program. row_warps: how many share out a tile's rows; 0 as each sequence wants. tiles: keys per step for
+    1, 2 and more of them.
     max_splits: what `Sequences` takes; splits: of a sequence at most. scratch: the rows of partial results that each
     token, each sequence (one of the two is 0) and each KV head has, and all.
     """
 
     warp: str
+    warps: int
     rows: int
     padded: int
     parts: int
@@ -86,7 +92,7 @@ class Plan:
         """Dynamic shared memory of a program: query, K and V tiles, slots; the warps' partial results at the end."""
         merge = WARPS * self.rows * (4 * (self.padded + MERGE_PAD) + 8)
         warps = (self.row_warps,) if self.row_warps else (1, 2, 4)
-        loops = (_loop_bytes(self.rows * n, self.tiles[n // 2], self.padded * itemsize, factors) for n in warps)
+        loops = (_loop_bytes(self.rows * n, self.tiles[min(n // 2, 2)], self.padded * itemsize, factors) for n in warps)
         return max(merge, *loops)
 
 
@@ -105,13 +111,18 @@ def plan(
     dtype = np.dtype(problem.query.dtype)
     padded = next((size for size in PADDED_HEADS if size >= problem.head_size), WIDEST)
     parts = ceil_div(problem.head_size, padded)
-    rows = next((n for n in (4, 8) if problem.group <= WARPS * n), 16) if dtype == np.float32 else 16
+    rows = _float32_rows(problem.group, padded) if dtype == np.float32 else 16
     kind = f"FmaWarp<{padded}, {rows}" if dtype == np.float32 else f"MmaWarp<{C_TYPES[dtype.name]}, {padded}"
+    least = _loop_bytes(MANY_WARPS * rows, CHUNKS[dtype.itemsize], padded * dtype.itemsize, _slot_scaled(problem))
+    many = row_warps is None and problem.group > WARPS * rows and parts == 1 and least <= MOST_SHARED
+    if many:
+        row_warps = MANY_WARPS
     # One decoding sequence's programs and row warps: what splits are chosen for.
     warps = row_warps or next((n for n in (1, 2) if problem.group <= n * rows), WARPS)
     row_tiles = ceil_div(problem.group, warps * rows)
     programs = problem.num_kv_heads * row_tiles
-    tiles = tuple(tile or _tile(padded, rows * n, dtype.itemsize) for n in (1, 2, 4))
+    row_warps_of_tile = (MANY_WARPS,) * 3 if many else (1, 2, 4)
+    tiles = tuple(tile or _tile(padded, rows * n, dtype.itemsize) for n in row_warps_of_tile)
     split = split or min(SPLIT, max(LEAST_SPLIT, SPLIT // 8 * programs, _least_split(problem, padded * parts)))
     most = (max_splits or max(MAX_SPLITS, PROGRAMS // programs)) * warps * row_tiles
     # Lengths are on the device: the block table's width is the bound on them that the host has.
@@ -121,16 +132,24 @@ def plan(
     slots = (problem.group * splits, 0) if by_token <= by_seq else (0, rows * most)
     each_head = min(by_token, by_seq)
     scratch = (*slots, each_head, each_head * problem.num_kv_heads)
-    warp = f"{kind}{', true' if parts > 1 else ''}>"
-    return Plan(warp, rows, padded, parts, row_warps or 0, tiles, split, most, splits, scratch)
+    warp = f"{kind}{', true' if parts > 1 else f', false, {MANY_WARPS}' if many else ''}>"
+    return Plan(
+        warp, MANY_WARPS if many else WARPS, rows, padded, parts, row_warps or 0, tiles, split, most, splits, scratch
+    )
+
+
+def _float32_rows(group: int, padded: int) -> int:
+    """Rows of an FmaWarp: as few as hold the group in one program; more than 8 of 256 columns would spill."""
+    most = 8 if padded == WIDEST else 16
+    return next((rows for rows in (4, 8) if group <= WARPS * rows), most)
 
 
 def _tile(padded: int, rows: int, itemsize: int) -> int:
     """Keys per step, a multiple of a warp's chunk: TILE_BYTES of K and V, or fewer where many rows leave no room."""
-    row_bytes, room = padded * itemsize, SHARED_BYTES[padded]
+    row_bytes, room = padded * itemsize, MOST_SHARED if rows > 64 else SHARED_BYTES[padded]
     wanted = min(MAX_TILE, TILE_BYTES // (2 * row_bytes))
-    fits = (tile for tile in range(wanted, 16, -16) if _loop_bytes(rows, tile, row_bytes, factors=False) <= room)
-    return next(fits, 8 if itemsize == 4 and rows > 32 and padded == WIDEST else 16)  # within 99 KB of any GPU
+    fits = (tile for tile in range(wanted, 0, -16) if _loop_bytes(rows, tile, row_bytes, factors=False) <= room)
+    return next(fits, CHUNKS[itemsize])
 
 
 def _least_split(problem: Any, padded: int) -> int:
@@ -188,6 +207,10 @@ def _optional(array: Any, unused: Any, ndim: int = 1) -> tuple[Any, ...]:
     return (array, *[np.int64(0)] * (ndim - array.ndim), *strides_of(array))
 
 
+def _slot_scaled(problem: Any) -> bool:
+    return any(np.ndim(scale) == 3 for scale in (problem.key_scale, problem.value_scale) if scale is not None)
+
+
 def _flags(problem: Any) -> int:
     """The bits that paged_attention.cu lists."""
     scales = (problem.key_scale, problem.value_scale)
@@ -196,7 +219,7 @@ def _flags(problem: Any) -> int:
         problem.alibi_slopes is not None,
         problem.sinks is not None,
         *(scale is not None and not isinstance(scale, np.float32) for scale in scales),
-        any(np.ndim(scale) == 3 for scale in scales if scale is not None),
+        _slot_scaled(problem),
         aligned16(problem.key_cache) and aligned16(problem.value_cache),
         aligned16(problem.query),
     )
@@ -237,7 +260,7 @@ def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
         _window(problem),
         *(np.int32(n) for n in (flags, FORMATS.get(np.dtype(problem.key_cache.dtype).name, 0), *sizes, *cutting)),
     )
-    kernel((min(_most_items(problem, cut), MAX_PROGRAMS),), (THREADS,), args, shared_mem=shared)
+    kernel((min(_most_items(problem, cut), MAX_PROGRAMS),), (cut.warps * WARP_SIZE,), args, shared_mem=shared)
 
 
 def _most_items(problem: Any, cut: Plan) -> int:
@@ -259,7 +282,7 @@ def _reduce(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
         _window(problem),
         *(np.int32(n) for n in (_flags(problem), *sizes, *cutting)),
     )
-    kernel((min(problem.num_tokens * problem.num_query_heads, MAX_PROGRAMS),), (THREADS,), args)
+    kernel((min(problem.num_tokens * problem.num_query_heads, MAX_PROGRAMS),), (WARPS * WARP_SIZE,), args)
 
 
 def rejects(problem: Any) -> str | None:

@@ -18,11 +18,12 @@ class Maxima {
   float of_[IN_LANES ? 1 : R];
 };
 
-template <int D, int R = 4, bool IS_WIDE = false>
+template <int D, int R = 4, bool IS_WIDE = false, int NUM_WARPS = 4>
 class FmaWarp {
  public:
   using Element = float;
-  static constexpr int HEAD = D, ROWS = R, CHUNK = 8, PROGRAMS_PER_SM = IS_WIDE || R > 4 ? 2 : 3;
+  static constexpr int HEAD = D, ROWS = R, CHUNK = 8, WARPS = NUM_WARPS, THREADS = WARPS * kWarpSize;
+  static constexpr int PROGRAMS_PER_SM = (IS_WIDE || R > 4 ? 2 : 3) * 4 / WARPS;
   static constexpr bool WIDE = IS_WIDE, LOOKS_AHEAD = R * D < 4096;
 
   struct Dots {

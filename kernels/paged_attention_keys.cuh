@@ -97,7 +97,7 @@ template <typename Warp>
 struct KeyTiles {
   using T = typename Warp::Element;
   using Code = unsigned char;
-  static constexpr int D = Warp::HEAD, PIECE = 16 / sizeof(T), PIECES = D / PIECE;
+  static constexpr int D = Warp::HEAD, PIECE = 16 / sizeof(T), PIECES = D / PIECE, THREADS = Warp::THREADS;
   static constexpr int ROWS_AT_ONCE = Warp::LOOKS_AHEAD ? 4 : 1;
   static_assert(THREADS % PIECES == 0, "a thread stages the same piece of every row");
 

@@ -17,7 +17,7 @@ struct Queries {
     constexpr int PIECE = 16 / sizeof(T), PIECES = Warp::HEAD / PIECE;
     const int piece = threadIdx.x % PIECES, at = column + piece * PIECE;
 #pragma unroll 1
-    for (int row = threadIdx.x / PIECES; row < rows; row += THREADS / PIECES) {
+    for (int row = threadIdx.x / PIECES; row < rows; row += Warp::THREADS / PIECES) {
       const T* from = data + (first + row) / group * token_stride + (first + row) % group * head_stride;
       const int elements = row < exist ? max(0, min(PIECE, head_size - at)) : 0;
       stage_piece(to + swizzled<T, Warp::HEAD>(row, piece), elements ? from + at * stride : data, stride, elements,

@@ -7,11 +7,12 @@ constexpr bool IS_FLOAT16 = false;
 template <>
 constexpr bool IS_FLOAT16<__half> = true;
 
-template <typename T, int D, bool IS_WIDE = false>
+template <typename T, int D, bool IS_WIDE = false, int NUM_WARPS = 4>
 class MmaWarp {
  public:
   using Element = T;
-  static constexpr int HEAD = D, ROWS = 16, CHUNK = 16, PROGRAMS_PER_SM = D > 128 ? 2 : D > 64 ? 3 : 4;
+  static constexpr int HEAD = D, ROWS = 16, CHUNK = 16, WARPS = NUM_WARPS, THREADS = WARPS * kWarpSize;
+  static constexpr int PROGRAMS_PER_SM = (D > 128 ? 2 : D > 64 ? 3 : 4) * 4 / WARPS;
   static constexpr bool WIDE = IS_WIDE, LOOKS_AHEAD = true;
 
   struct Dots {

@@ -4,6 +4,8 @@
 // others are not counted when programs share out the rows, so that a batch of long prompts costs a launch and no more.
 #include "paged_attention_results.cuh"
 
+constexpr int THREADS = 128;
+
 // Program: (sequence, query head, query), as many as have splits. Threads share out the columns, OCTET each, and then
 // the splits.
 template <typename T>
@@ -18,7 +20,7 @@ reduce_splits(T* out, float* lse, const float* partials, const State* states, co
   const Scratch scratch = {nullptr, nullptr, token_slots, seq_slots, head_slots, columns};
   const Results<T> results = {out, lse, flags & 4 ? sinks : nullptr, sink_stride, head_size};
   const int thread = threadIdx.x, lane = thread % kWarpSize;
-  __shared__ Finder finder;
+  __shared__ Finder<THREADS> finder;
   __shared__ float of_way[THREADS][OCTET + 1];
 
   for (int item = blockIdx.x;

@@ -9,7 +9,6 @@
 
 using namespace pb;
 
-constexpr int THREADS = 128, WARPS = THREADS / kWarpSize;
 constexpr unsigned NO_WINDOW = 0x80000000u;  // more than any distance
 
 // Up to `most` splits of a multiple of `keys` keys.
@@ -34,7 +33,7 @@ struct Sequence {
   int token, queries, length, rows, row_warps, tile_rows, tiles, most_splits;
 };
 
-// All sequences. row_warps: 1, 2 or 4, or 0 for as many as a sequence has rows for. max_splits: of a single tile of one
+// All sequences. row_warps: 1, 2, 4 or 8, or 0 for as many of four as a sequence has rows for. max_splits: of a single tile of one
 // warp's rows; more rows are as many more programs, so that there need not be as many splits, and their scratch is
 // bounded.
 struct Sequences {
@@ -52,7 +51,7 @@ struct Sequences {
     s.queries = query_start[(seq + 1) * start_stride] - s.token;
     s.length = seq_lens[seq * length_stride];
     s.rows = s.queries * group;
-    s.row_warps = row_warps > 0 ? row_warps : s.rows <= warp_rows ? 1 : s.rows <= 2 * warp_rows ? 2 : WARPS;
+    s.row_warps = row_warps > 0 ? row_warps : s.rows <= warp_rows ? 1 : s.rows <= 2 * warp_rows ? 2 : 4;
     s.tile_rows = warp_rows * s.row_warps;
     s.tiles = (s.rows + s.tile_rows - 1) / s.tile_rows;
     s.most_splits = max(1, max_splits / (max(1, s.tiles) * s.row_warps));
@@ -99,7 +98,9 @@ struct Sequences {
 // Finds the sequence, and which of its units, comes `unit`-th; `count(seq)` says how many units a sequence has. All
 // threads call it together, and between two calls nothing they wrote to shared memory is in use; false when there are
 // fewer.
+template <int THREADS>
 struct Finder {
+  static constexpr int WARPS = THREADS / kWarpSize;
   int warp_totals[WARPS], seq, index;
 
   template <typename Count>
