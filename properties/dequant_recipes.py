@@ -24,6 +24,7 @@ _ODD = (2.0**-24, -(2.0**-24), 2.0**-14 - 2.0**-24, 2.0**-14, 65504.0, -65504.0)
 _NOT_FINITE = (float("inf"), float("-inf"), float("nan"))
 SCALE_CLASSES = (0.0, -0.0, 1.0, -1.0, -0.3, *_ODD, *_NOT_FINITE)
 _FLOAT32_CLASSES = (2.0**-149, 2.0**-126 - 2.0**-149, 2.0**-126, 3.4028234663852886e38, -3.4028234663852886e38)
+_BFLOAT16_CLASSES = (2.0**-133, 2.0**-126 - 2.0**-133, 2.0**-126, 3.3895313892515355e38, -3.3895313892515355e38)
 _E8M0_CLASSES = (0, 1, 2, 127, 134, 253, 254, 255)
 _E4M3_CLASSES = (0x00, 0x80, 0x01, 0x81, 0x07, 0x08, 0x38, 0xB8, 0x7E, 0xFE, 0x7F, 0xFF)
 
@@ -140,9 +141,9 @@ def scale_classes(number: np.dtype[Any]) -> Array:
     """Scales of every class in the format `number`; of an 8-bit format the bytes."""
     if number.itemsize == 1:
         return np.array(_E8M0_CLASSES if number == FLOAT8_E8M0 else _E4M3_CLASSES, np.uint8)
-    classes = (*SCALE_CLASSES, *_FLOAT32_CLASSES) if number.itemsize == 4 else SCALE_CLASSES
+    wide = {FLOAT32: _FLOAT32_CLASSES, BFLOAT16: _BFLOAT16_CLASSES}.get(number, ())
     with np.errstate(over="ignore"):
-        return np.array(classes, FLOAT32).astype(number)
+        return np.array((*SCALE_CLASSES, *wide), FLOAT32).astype(number)
 
 
 def _patterned(array: Array, bits: str, rng: np.random.Generator) -> Array:

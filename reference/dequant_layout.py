@@ -90,7 +90,7 @@ class PackedFormat:
         """
         found = [form for form, names in self.forms.items() if set(names) == set(packed)]
         allowed = " or ".join(dict.fromkeys(str(sorted(names)) for names in self.forms.values()))
-        require(found, "packed", f"hold exactly {allowed}", sorted(packed))
+        require(found, "packed", f"hold exactly {allowed}", sorted(packed, key=str))
         if len(found) == 1:
             return found[0]
         require_array("packed['scale']", packed["scale"])

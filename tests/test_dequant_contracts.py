@@ -117,22 +117,45 @@ def test_contract_bound_covers_the_contract(format: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "group_size", "per_element"),
+    ("format", "form", "group_size", "bits"),
     [
-        ("q4_0", None, 2.5625),
-        ("q4_k", None, 2.5625),
-        ("q6_k", None, 2 + 210 / 256),
-        ("q8_0", None, 3.0625),
-        ("awq", 128, 2 + 0.5 + (2 + 0.5) / 128),
-        ("nf4", 64, 2.5625),
-        ("nvfp4", None, 2.5625),
-        ("nvfp4_swizzled", None, 2.5625),
-        ("mxfp4", None, 2.53125),
-        ("fp8_e4m3", None, 3.0),
+        ("q4_0", None, None, 4.5),
+        ("q4_1", None, None, 5.0),
+        ("q5_0", None, None, 5.5),
+        ("q8_0", None, None, 8.5),
+        ("q4_k", None, None, 4.5),
+        ("q5_k", None, None, 5.5),
+        ("q6_k", None, None, 6.5625),
+        ("gptq_v1", None, 128, 4.15625),  # 16 bits of scale and 4 of zero point, and below a g_idx for each of k
+        ("gptq_v2", None, 32, 4.625),
+        ("awq", None, 128, 4.15625),
+        ("pack_quantized_4", "symmetric", 128, 4.125),
+        ("pack_quantized_4", "zero_point", 128, 4.15625),
+        ("pack_quantized_3", "symmetric", 64, 3.25),
+        ("pack_quantized_8", "symmetric", -1, 8 + 16 / 768),
+        ("nf4", "plain", 64, 4.5),
+        ("fp4", "plain", 32, 5.0),
+        ("nf4", "nested", 64, 4.125),  # 8 bits per block; 13 outer scales, code2 and offset below
+        ("mxfp4", None, None, 4.25),
+        ("nvfp4", None, None, 4.5),
+        ("nvfp4_ct", None, None, 4.5),
+        ("nvfp4_swizzled", None, None, 4.5),  # of the padded scales only those that there are
+        ("fp8_e4m3", "tensor", None, 8.0),
+        ("fp8_e5m2", "channel", None, 8 + 32 / 768),
+        ("fp8_e4m3", "block", None, 8.0),  # 3 x 6 scales below
+        ("int8", "tensor", None, 8.0),
+        ("int8", "group", 128, 8.25),
+        ("int8", "group_zero", 128, 8.3125),
     ],
 )
-def test_bytes_moved(format: str, group_size: int | None, per_element: float) -> None:
-    n, k = 264, 512 + 256
-    what = make(format, shape=(n, k), group_size=group_size, dtype=FLOAT16)
-    common = 4 if format.startswith(("nvfp4", "fp8")) else 0
-    assert what.bytes_moved() == per_element * n * k + common
+def test_bytes_moved(format: str, form: str | None, group_size: int | None, bits: float) -> None:
+    """The least that must move: each weight out in 2 bytes or 4, its packed bits and its share of the scales in."""
+    n, k = 264, 768
+    once = 4 if format.startswith(("nvfp4", "fp8_e4m3")) or form == "tensor" else 0
+    once = {"block": 4 * 18, "nested": 4 * (13 + 256 + 1)}.get(form or "", once)
+    once += 4 * k if format.startswith("gptq") else 0
+    for dtype, written in ((FLOAT16, 2), (BFLOAT16, 2), (FLOAT32, 4)):
+        what = make(format, form, shape=(n, k), group_size=group_size, dtype=dtype)
+        if "g_idx" in what.packed:
+            what.packed["g_idx"][:] = np.arange(k) // group_size if group_size else 0
+        assert what.bytes_moved() == round((written + bits / 8) * n * k) + once

@@ -223,9 +223,13 @@ def run_cuda(problem: Any, make_output: Any) -> None:
     assert len(outputs) == 1
 
 
-# A row after another, all rows as one, packed along all of them as one, and [k, n].
+# A row after another, all rows as one, and [k, n]; all forms where these differ in it.
+SEVERAL = ("fp8_e4m3", "nf4")
+FAR_FORMS = [(name, form) for name in FORMATS for form in (FORMATS[name].forms if name in SEVERAL else [None])]
+
+
 @ON_HOST
-@pytest.mark.parametrize(("format", "form"), [("fp8_e4m3", "channel"), ("mxfp4", None), ("nf4", None), ("awq", None)])
+@pytest.mark.parametrize(("format", "form"), FAR_FORMS)
 def test_cuda_weights_beyond_32_bits(format: str, form: str | None) -> None:
     check_dequantize(format, run_cuda, form)
 

@@ -111,3 +111,58 @@ def test_gguf_zero_keeps_the_sign_of_the_product() -> None:
     half = problem("q6_k", (1, 256), contract="half")
     half.packed["blocks"][...] = blocks
     assert not np.signbit(dequantize(half)).any()
+
+
+def test_gguf_zero_code_under_a_negative_scale_is_minus_0() -> None:
+    """Q4_0's code 8 is zero, -0 under d < 0 as ggml multiplies floats, and NaN under an infinite d."""
+    what = problem("q4_0", (1, 64), scales="normal")
+    what.packed["blocks"][0] = np.full(36, 0x88, np.uint8)
+    what.packed["blocks"].reshape(2, 18)[:, :2] = np.array([[-1], [np.inf]], FLOAT16).view(np.uint8)
+    weight = dequantize(what)[0]
+    assert (weight[:32] == 0).all()
+    assert np.signbit(weight[:32]).all()
+    assert np.isnan(weight[32:]).all()
+
+
+def test_e2m1_code_8_is_minus_0() -> None:
+    """As ml_dtypes and OCP have it; ggml's MXFP4 goes through a table of integers, and loses the sign."""
+    what = problem("mxfp4", (1, 32))
+    what.packed["blocks"][...], what.packed["scales"][...] = 0x80, 127
+    assert np.signbit(dequantize(what)[0]).tolist() == [False, True] * 16
+
+
+def test_nvfp4_block_scales_are_signed_e4m3() -> None:
+    """0xB8 is -1 and 0x7F NaN, as the type says; ggml drops the sign, and reads 0 and 480 for the codes of NaN."""
+    what = problem("nvfp4", (1, 64), scales="normal")
+    what.packed["weight_packed"][...] = 0x22  # 1
+    what.packed["global_scale"][...] = 1
+    what.packed["weight_scale"][0] = (0xB8, 0x7F, 0xFF, 0x80)
+    weight = dequantize(what)[0]
+    assert (weight[:16] == -1).all()
+    assert np.isnan(weight[16:48]).all()
+    assert (weight[48:] == 0).all()
+    assert np.signbit(weight[48:]).all()
+
+
+@pytest.mark.parametrize(("format", "expected"), [("nvfp4", 4.0), ("nvfp4_swizzled", 4.0), ("nvfp4_ct", 0.25)])
+def test_nvfp4_global_scales_multiply_or_divide(format: str, expected: float) -> None:
+    """ModelOpt stores amax / (6 * 448), to multiply by; compressed-tensors the reciprocal, to divide by."""
+    what = problem(format, (1, 64), scales="normal")
+    what.packed["weight_packed"][...], what.packed["weight_scale"][...] = 0x22, 0x38  # both 1
+    what.packed["global_scale"][...] = 4
+    assert (dequantize(what) == expected).all()
+
+
+def test_fp8_block_scales_multiply() -> None:
+    """DeepSeek's checkpoints call it weight_scale_inv, and multiply by it."""
+    what = problem("fp8_e4m3", (1, 1), form="block")
+    what.packed["weight"][...], what.packed["scale"][...] = 0x38, 4
+    assert dequantize(what).tolist() == [[4]]
+
+
+def test_awq_zero_points_are_stored_as_they_are() -> None:
+    """vLLM's conversion for exllama subtracts 1, to be added again there."""
+    what = problem("awq", (8, 8), -1, scales="normal")
+    what.packed["qweight"][...], what.packed["qzeros"][...] = 0, 0x11111111
+    what.packed["scales"][...] = 1
+    assert (dequantize(what) == -1).all()

@@ -54,6 +54,7 @@ def test_triton_tiles_fill_them(format: str, monkeypatch: pytest.MonkeyPatch) ->
             dequant_triton.dequantize(on_device, triton.empty)
             how = kernel.named["HOW"]
             assert how.even, shape
+            assert kernel.named["enable_fp_fusion"] is False  # no contract is at the compiler's mercy
             assert how.align == 16 or format in EXCEPTIONS, (shape, how.align)
 
 

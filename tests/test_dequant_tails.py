@@ -1,11 +1,12 @@
 """The lengths of real models' rows and columns that fill no tile, in every format that has them, by both providers."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-from dequant_cases import EVERY_FORMAT, make
-from test_cupy_dequant import laid_out
+from dequant_cases import EVERY_FORM, EVERY_FORMAT, make, shape_of
+from test_cupy_dequant import LAYOUTS, laid_out
 from test_cupy_dequant_gemv import with_x
 
 from pagebench.kernels.providers import load_provider
@@ -58,10 +59,39 @@ def test_every_tail_occurs() -> None:
 def test_tails_of_weights(format: str, name: str) -> None:
     provider = load_provider(name)
     for i, shape in enumerate(tails(format, name)):
-        problem = weight(format, i, shape, dtype=COMPUTE_DTYPES[i % 3])
+        forms = len(FORMATS[format].forms)
+        dtype = COMPUTE_DTYPES[(i + i // 3 * (forms % 3 == 0)) % 3]  # out of step with the forms
+        problem = weight(format, i, shape, dtype=dtype)
         assert provider.rejects(problem) is None
         got = provider.to_host(provider.dequantize(problem.on(provider)))
         error_bounds.assert_same_bits(f"weight {shape}", np.ascontiguousarray(got), dequantize(problem))
+
+
+@EVERY_FORM
+def test_any_bits_in_any_layout(format: str, form: str) -> None:
+    """By Triton; `test_cupy_dequant` is the same for CUDA C++. Every layout, and every dtype of result."""
+    provider = load_provider("triton")
+    n, k = shape_of(format)
+    shape = (n if form == "block" else min(n, 24), k)  # only blocks of scales need the rows
+    for seed, layout in enumerate(LAYOUTS):
+        problem = make(format, form, shape=shape, seed=seed, dtype=COMPUTE_DTYPES[seed % 3])
+        packed = {name: laid_out(array, layout) for name, array in problem.packed.items()}
+        problem = dataclasses.replace(problem, packed=packed)
+        got = provider.to_host(provider.dequantize(problem.on(provider)))
+        error_bounds.assert_same_bits(f"weight, {layout}", np.ascontiguousarray(got), dequantize(problem))
+
+
+@EVERY_PROVIDER
+@pytest.mark.parametrize("format", ["gptq_v2", "awq"])
+@pytest.mark.parametrize("group_size", [-1, 384, 1024])
+def test_groups_larger_than_a_tile(format: str, group_size: int, name: str) -> None:
+    """Than the 64 rows of k of a program of either backend, the last one partial."""
+    provider = load_provider(name)
+    problem = make(format, shape=(40, 1160), group_size=group_size)
+    if "g_idx" in problem.packed:
+        problem.packed["g_idx"][:] = np.arange(1160) // (1160 if group_size == -1 else group_size)
+    got = provider.to_host(provider.dequantize(problem.on(provider)))
+    error_bounds.assert_same_bits("weight", np.ascontiguousarray(got), dequantize(problem))
 
 
 @EVERY_PROVIDER

@@ -57,6 +57,20 @@ def test_extra_arrays_are_refused() -> None:
         dataclasses.replace(what, packed={**what.packed, "g_idx": np.zeros(3, np.int32)})
 
 
+def test_names_are_strings() -> None:
+    what = make("q8_0")
+    with pytest.raises(ValueError, match=r"packed must hold exactly \['blocks'\], got \[0, 'blocks'\]"):
+        dataclasses.replace(what, packed={**what.packed, 0: what.packed["blocks"]})
+
+
+def test_scales_in_the_other_order() -> None:
+    """Padded to tiles of 128 x 4, swizzled scales are more than linear ones: neither is taken for the other."""
+    linear, swizzled = make("nvfp4"), make("nvfp4_swizzled")  # of 133 rows of 13 blocks
+    for what, rows, other in ((linear, r"133, 13", swizzled), (swizzled, r"256, 16", linear)):
+        with pytest.raises(ValueError, match=rf"packed\['weight_scale'\] must have shape \[{rows}\], got"):
+            dataclasses.replace(what, packed=other.packed)
+
+
 @pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("format", ["gptq_v1", "gptq_v2"])
 def test_g_idx_out_of_range(format: str, wrong: int) -> None:
