@@ -70,7 +70,7 @@ def _classes(format: str, form: str, dtype: np.dtype[Any], number: np.dtype[Any]
         yield Dequantize(format, packed, shape, group_size, dtype, default_contract(format))
         return
     for i, scale in enumerate(SHARED):
-        changed = {shared[0]: np.asarray(scale)}
+        changed: dict[str, Array] = {shared[0]: np.asarray(scale)}
         if "absmax2" in packed:  # 1 for every second, -0.0 among them
             outer = FLOAT32.type(1) if i % 2 else SHARED[-1 - i // 2]
             changed["absmax2"] = np.full_like(packed["absmax2"], outer)
