@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dequant_cases import EVERY_FORM, EVERY_FORMAT, make, shape_of
-from test_cupy_dequant import LAYOUTS, laid_out
+from test_cupy_dequant import LAYOUTS, laid_out, next_to_the_middle
 from test_cupy_dequant_gemv import with_x
 
 from pagebench.kernels.providers import load_provider
@@ -79,6 +79,14 @@ def test_any_bits_in_any_layout(format: str, form: str) -> None:
         problem = dataclasses.replace(problem, packed=packed)
         got = provider.to_host(provider.dequantize(problem.on(provider)))
         error_bounds.assert_same_bits(f"weight, {layout}", np.ascontiguousarray(got), dequantize(problem))
+
+
+def test_float32_scales_round_once() -> None:
+    """By Triton, as `test_cupy_dequant` has it for CUDA C++."""
+    provider = load_provider("triton")
+    for problem in next_to_the_middle():
+        got = provider.to_host(provider.dequantize(problem.on(provider)))
+        error_bounds.assert_same_bits("weight", got, dequantize(problem))
 
 
 @EVERY_PROVIDER
