@@ -22,6 +22,8 @@ from pagebench.reference.validation import (
     require_real,
 )
 
+LARGEST_SCORE = float(np.finfo(FLOAT32).max) / math.log2(math.e)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedAttention(Problem):
@@ -33,7 +35,7 @@ class PagedAttention(Problem):
     head h // (num_query_heads // num_kv_heads). `window` counts the query's own position; `alibi_slopes` and `sinks`
     are float32 [num_query_heads]; `key_scale` and `value_scale` float32 scalar, [num_kv_heads] or [num_blocks,
     block_size, num_kv_heads]. Raises ValueError for invalid values, and for a scale or soft_cap with which the factors
-    of a score are not finite float32.
+    of a score are not finite float32; the dense reference also for scores that float32 does not hold.
     """
 
     query: Any
@@ -145,7 +147,8 @@ class PagedAttention(Problem):
             if values is not None:
                 require_array(name, values, dtypes=(FLOAT32,), shape=(self.num_query_heads,))
                 require_finite(name, values)
-        require(self.alibi_slopes is None or self.causal, "alibi_slopes", "be None unless causal", "an array")
+        slopes = self.alibi_slopes
+        require(slopes is None or self.causal, "alibi_slopes", "be None unless causal", slopes)
 
     def _validate_scales(self) -> None:
         for name in ("key_scale", "value_scale"):
@@ -153,7 +156,7 @@ class PagedAttention(Problem):
             if values is None:
                 continue
             quantised = self.key_cache.dtype in QUANTISED_DTYPES
-            require(quantised, name, "be None for an unquantised cache", str(self.key_cache.dtype))
+            require(quantised, name, f"be None for an unquantised cache ({self.key_cache.dtype})", values)
             require(isinstance(values, np.ndarray | np.float32), name, "be float32", type(values).__name__)
             values = np.asarray(values)
             allowed = ((), (self.num_kv_heads,), self.key_cache.shape[:3])
@@ -273,7 +276,8 @@ def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
     value = _gather(problem, seq, problem.value_cache, problem.value_scale)
     query = to_float64(problem.query[rows])
     scores = problem.scale * np.einsum("rhd,khd->hrk", query, key)
-    dot = abs(problem.scale) * np.einsum("rhd,khd->hrk", abs(query), abs(key))
+    products = np.einsum("rhd,khd->hrk", abs(query), abs(key))
+    dot = abs(problem.scale) * products
     if problem.soft_cap is not None:
         scores = problem.soft_cap * np.tanh(scores / problem.soft_cap)
     bias = np.zeros_like(scores)
@@ -281,8 +285,11 @@ def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
         distance = first + np.arange(key.shape[0])[None, :] - problem.positions(seq)[:, None]
         bias = problem.alibi_slopes.astype(np.float64)[:, None, None] * distance
         scores = scores + bias
-    scores = np.where(problem.visible(seq)[None, :, first:], scores, -np.inf)
-    return Scores(rows, scores, value, dot, abs(bias))
+    visible = problem.visible(seq)[None, :, first:]
+    largest = np.max(np.maximum(products, dot + abs(bias)), where=visible, initial=0.0)
+    rule = f"keep sum |q||k| and scale * sum |q||k| + |ALiBi| within {LARGEST_SCORE:.4g} (float32, to base 2)"
+    require(not largest > LARGEST_SCORE, "query", f"{rule} in sequence {seq}", float(largest))
+    return Scores(rows, np.where(visible, scores, -np.inf), value, dot, abs(bias))
 
 
 def _gather(problem: PagedAttention, seq: int, cache: Array, scale: Any) -> Array:

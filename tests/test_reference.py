@@ -145,6 +145,16 @@ def test_invalid_attention_problem_names_the_argument(field: str, change: Any, m
         dataclasses.replace(p, **{field: change(p)})
 
 
+@pytest.mark.parametrize("change", [{"scale": 2e38}, {"query": 1e38, "scale": 1e-30}, {"query": -1e35, "scale": 1e3}])
+def test_scores_that_float32_does_not_hold_are_refused(change: dict[str, float]) -> None:
+    p = attention()
+    query = np.full(p.query.shape, change.get("query", 4.0), np.float32)
+    keys = np.full(p.key_cache.shape, 4.0, np.float32)
+    wide = dataclasses.replace(p, query=query, key_cache=keys, value_cache=keys, scale=change["scale"])
+    with pytest.raises(ValueError, match=r"query must keep sum \|q\|\|k\| and .* in sequence 0, got \d"):
+        paged_attention(wide)
+
+
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [([[0, 1], [2, 1]], "not repeat"), ([[0, 9]], r"be in \[0, 4\)"), ([[-1, 0]], r"be in \[0, 4\)")],
