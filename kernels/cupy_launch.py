@@ -52,6 +52,13 @@ class Device:
             self._kernels[key] = module.get_function(name)
         return self._kernels[key]
 
+    def kernel_with(self, source: str, name: str, shared: int) -> Any:
+        """The same, able to take `shared` bytes of dynamic shared memory: more than 48 KiB need a kernel's consent."""
+        kernel = self.kernel(source, name)
+        if shared > kernel.max_dynamic_shared_size_bytes:
+            kernel.max_dynamic_shared_size_bytes = shared
+        return kernel
+
     def _module_class(self) -> Callable[..., Any]:
         if self._raw_module is None:
             if self.on_gpu:

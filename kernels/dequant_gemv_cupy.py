@@ -133,9 +133,7 @@ def _launch(
     y = provider.empty((problem.m, problem.shape[0]), problem.dtype)
     splits, kind = grid[1], KINDS[problem.dtype]
     sums = provider.empty((splits, *y.shape), np.float32) if splits > 1 else y
-    kernel = provider.device.kernel(SOURCE, name)
-    if shared > kernel.max_dynamic_shared_size_bytes:
-        kernel.max_dynamic_shared_size_bytes = shared
+    kernel = provider.device.kernel_with(SOURCE, name, shared)
     kernel(grid, (threads,), (sums, kind, *args), shared_mem=shared)
     if splits > 1:
         count = problem.m * problem.shape[0]

@@ -36,7 +36,8 @@ constexpr int MERGED_WARPS = 4;  // whose results are in shared memory at a time
 
 // partials, states: Scratch. Dynamic shared memory: query tile, tiles of K and V, 2 * tile slots, factors; at the end,
 // the warps' partial results. tile1, 2, 4: keys of a tile where 1, 2 or more warps share out the rows, multiples of 16,
-// at most THREADS. scale, value_factor: of all scores and values. cap: in base 2, 0 for none. window: NO_WINDOW for none.
+// at most THREADS. scale, value_factor: of all scores and values. cap: in base 2, 0 for none. window: NO_WINDOW for
+// none.
 // Bits of `flags`: 0 causal; 1 to 4 whether alibi_slopes, sinks, key_scales, value_scales are there to be read; 5 some
 // scale is of a slot; 6 the caches, 7 the query are accessed 16 bytes at a time.
 template <typename Warp, typename T = typename Warp::Element>

@@ -233,11 +233,9 @@ def _window(problem: Any) -> np.uint32:
 
 
 def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -> None:
-    kernel = device.kernel(SOURCE, f"paged_attention<{cut.warp}>")
     flags = _flags(problem)
-    shared = cut.shared_bytes(problem.query.itemsize, bool(flags & 32))
-    if shared > kernel.max_dynamic_shared_size_bytes:
-        kernel.max_dynamic_shared_size_bytes = shared
+    shared = cut.shared_bytes(problem.query.itemsize, _slot_scaled(problem))
+    kernel = device.kernel_with(SOURCE, f"paged_attention<{cut.warp}>", shared)
     unused, cap = outputs[1], None if problem.soft_cap is None else float(problem.soft_cap)
     # A scale that is no array is a number the host knows.
     key_factor, value_factor = (

@@ -33,9 +33,9 @@ struct Sequence {
   int token, queries, length, rows, row_warps, tile_rows, tiles, most_splits;
 };
 
-// All sequences. row_warps: 1, 2, 4 or 8, or 0 for as many of four as a sequence has rows for. max_splits: of a single tile of one
-// warp's rows; more rows are as many more programs, so that there need not be as many splits, and their scratch is
-// bounded.
+// All sequences. row_warps: 1, 2, 4 or 8, or 0 for as many of four as a sequence has rows for. max_splits: of a single
+// tile of one warp's rows; more rows are as many more programs, so that there need not be as many splits, and their
+// scratch is bounded.
 struct Sequences {
   const int* seq_lens;
   long long length_stride;

@@ -5,7 +5,8 @@
 //                  free, since the memory is what limits, and even a single row takes fewer instructions this way than
 //                  with float32 arithmetic.
 //   FmaWarp<D, R>  float32, R rows, IEEE multiply-adds: 4, or for large groups 8 or 16, so that four warps hold a group
-//                  of 64 (eight of 256 columns, of which 16 rows would spill); for smaller ones they would be more work.
+//                  of 64 (of 256 columns eight warps, since 16 rows would spill); for smaller ones they would be more
+//                  work.
 // D is the head size padded to 64, 128 or 256; with WIDE, D columns of a longer head at a time. Both have
 //   Element, HEAD, ROWS, CHUNK   the key tile is consumed CHUNK keys at a time
 //   WARPS, THREADS               of a program: four warps, or eight, of other rows each, for a group of more than 64
