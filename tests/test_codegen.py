@@ -19,6 +19,8 @@ WORKLOADS_COMPILED = (
     "llama-3-8b-decode-b8-s4096-block16-fp16",
     "llama-3-8b-decode-b8-s32768-block16-bf16",
     "qwen2.5-7b-decode-b8-s4096-block16-fp16",
+    "llama-2-13b-decode-b64-s4096-block16-fp16",
+    "llama-3-8b-prefill-b4-q512-s4096-block16-fp16",
     "llama-3-8b-copy-64x16-fp16",
     "llama-3-8b-copy-64x16-chain-fp16",
     "llama-3-8b-write-64-fp16",
@@ -68,10 +70,13 @@ def test_no_kernel_spills_or_is_too_large(recordings: dict[str, _codegen.Recordi
 
 
 def test_a_decode_multiplies_on_tensor_cores(recordings: dict[str, _codegen.Recording]) -> None:
-    """In 16 bits: a float32 product of float16 inputs compiles to half as many, of another type."""
-    for name in (name for name in WORKLOADS_COMPILED if "decode" in name):
-        stats = max(recordings[name].launches, key=lambda launch: launch.programs).stats
-        assert sum(stats.matrix.values()) >= 16, (name, stats.matrix)
+    """In 16 bits: a float32 product of float16 inputs compiles to half as many, of another type.
+
+    Of the decodes, those with more than one query head per KV head.
+    """
+    for name in (name for name in WORKLOADS_COMPILED if ("decode" in name and "13b" not in name) or "prefill" in name):
+        found = [launch.stats.matrix for launch in recordings[name].launches]
+        assert max(sum(matrix.values()) for matrix in found) >= 16, (name, found)
 
 
 # What a thread holds at once, in 16 bytes.

@@ -76,7 +76,7 @@ def test_our_kernels_ask_for_little_more_than_they_must(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("group", [17, 64])
+@pytest.mark.parametrize("group", [17, 64, 71, 128])
 @pytest.mark.parametrize("provider", SCRATCH)
 def test_a_group_of_any_size_reads_k_and_v_once(provider: str, group: int, dtype: str) -> None:
     problem: Any = AttentionRecipe(dtype=dtype, group=group, sequences=((1, 100),)).build()
