@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from pagebench.kernels.dequant_float_triton import swizzled_place
-from pagebench.kernels.dequant_gguf_triton import _blocks, _six_bit
-from pagebench.kernels.dequant_integer_triton import gptq_scales, gptq_words
+from pagebench.kernels.dequant_gguf_triton import blocks_of, six_bit
 from pagebench.kernels.dequant_tile_triton import columns_of, e4m3, e8m0, first_row, load, rows_of
 
 
@@ -91,16 +90,16 @@ def q4_k(packed, strides, at, HOW: tl.constexpr):
     """d * scale * q - dmin * minimum. Words of four bytes: two sub-blocks of low and of high nibbles."""
     BLOCKS: tl.constexpr = HOW.columns // 256
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 256, 144)
-    factor, offset = _six_bit(block, step, live, HOW)
+    block, live = blocks_of(packed, strides, at, HOW, 256, 144)
+    factor, offset = six_bit(block, step, live, HOW)
     word = (block + 16 * step).to(tl.pointer_type(tl.int32), bitcast=True)[:, :, None, None, None]
     word += tl.arange(0, 4)[None, None, :, None, None] * 8 + tl.arange(0, 2)[None, None, None, :, None] * 4
     word = load(word + tl.arange(0, 4)[None, None, None, None, :], live[:, :, None, None, None], HOW)
     # [rows, blocks, chunks, nibbles, words, bytes, lanes]
     nibble = tl.arange(0, 2)[None, None, None, :, None, None, None] * 4
     byte = tl.arange(0, 2)[None, None, None, None, None, :, None] * 8
-    q = _whole((word[:, :, :, None, :, None, :] >> (nibble + byte)) & 0x000F000F)
-    q = tl.reshape(_join(q), [HOW.rows, BLOCKS * 8, 32])
+    q = whole((word[:, :, :, None, :, None, :] >> (nibble + byte)) & 0x000F000F)
+    q = tl.reshape(join(q), [HOW.rows, BLOCKS * 8, 32])
     factor = tl.reshape(factor, [HOW.rows, BLOCKS * 8]) * 16777216.0  # 2^24
     return q, factor, tl.reshape(offset, [HOW.rows, BLOCKS * 8])
 
@@ -124,8 +123,8 @@ def awq(packed, strides, at, HOW: tl.constexpr):
     slot = tl.arange(0, 4)
     shift = (slot // 2 * 8).to(tl.uint32)
     mask = tl.where(slot % 2 == 0, 0x000F000F, 0x00F000F0).to(tl.uint32)
-    pair = _whole(pair[:, :, :, None] >> shift & mask)
-    code = tl.reshape(_join(pair), [HOW.rows // SPAN, SPAN // 2, HOW.columns // 8 // FEW, FEW, 2, 4, 2])
+    pair = whole(pair[:, :, :, None] >> shift & mask)
+    code = tl.reshape(join(pair), [HOW.rows // SPAN, SPAN // 2, HOW.columns // 8 // FEW, FEW, 2, 4, 2])
     code = tl.reshape(tl.permute(code, [2, 5, 4, 3, 0, 1, 6]), [HOW.columns, HOW.rows // SPAN, SPAN])
 
     span, span_live = rows_of(at, HOW, HOW.span)
@@ -156,69 +155,6 @@ def finish_awq(total, packed, strides, at, HOW: tl.constexpr):
     total = tl.reshape(total, [HOW.columns // 8 // FEW, 4, 2, FEW, total.shape[1]])
     total = tl.permute(total, [0, 3, 1, 2, 4])
     return tl.reshape(total, [HOW.columns, total.shape[4]]) * 16777216.0  # 2^24
-
-
-@triton.jit
-def gptq_v1(packed, strides, at, HOW: tl.constexpr):
-    """As gptq_v2, the zero points stored less one."""
-    return _gptq(packed, strides, at, 1, HOW)
-
-
-@triton.jit
-def gptq_v2(packed, strides, at, HOW: tl.constexpr):
-    """scales[g, n] * (q - zero). Where rows that should share a group do not, the codes are the weights."""
-    return _gptq(packed, strides, at, 0, HOW)
-
-
-@triton.jit
-def _gptq(packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
-    GROUPS: tl.constexpr = HOW.rows // HOW.span
-    BLOCKS: tl.constexpr = HOW.rows // 32
-    word = tl.reshape(gptq_words(packed, strides, at, HOW), [BLOCKS, 1, 4, HOW.columns])
-    word = word >> (tl.arange(0, 4) * 4)[None, :, None, None]
-    code = tl.permute(_join(_whole(word & 0x000F000F)), [3, 0, 1, 2, 4])  # [columns, blocks, fields, words, 2]
-    code = tl.reshape(code, [HOW.columns, BLOCKS, 32])
-
-    row, row_live = rows_of(at, HOW, 1)
-    group = load(packed[3] + row.to(tl.int64) * strides[7], row_live, HOW)
-    group = tl.reshape(group, [GROUPS, HOW.span])
-    first = tl.min(group, 1)
-    if tl.max(tl.max(group, 1) - first) == 0:
-        scale, offset = _of_whole_groups(first[:, None].to(tl.int64), packed, strides, at, ADDED, HOW)
-    else:
-        code = _of_mixed_groups(code, group, packed, strides, at, ADDED, HOW)
-        scale = tl.full([HOW.columns, BLOCKS], 5.960464477539063e-08, tl.float32)  # 2^-24, which `finish_gptq` undoes
-        offset = tl.zeros([HOW.columns, BLOCKS], tl.float32)
-    return code, scale, offset
-
-
-@triton.jit
-def _of_whole_groups(group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
-    """scale and offset, float32 [columns, blocks], of spans that are of one group each: int64 [spans, 1]."""
-    SPANS: tl.constexpr = group.shape[0]
-    BLOCKS: tl.constexpr = HOW.rows // 32
-    scale, zero = gptq_scales(group, packed, strides, at, ADDED, HOW)
-    offset = scale * (zero.to(tl.float32) * 5.960464477539063e-08)  # 2^-24
-    scale = tl.broadcast_to(scale[:, None, :], [SPANS, BLOCKS // SPANS, HOW.columns])
-    offset = tl.broadcast_to(offset[:, None, :], [SPANS, BLOCKS // SPANS, HOW.columns])
-    return tl.trans(tl.reshape(scale, [BLOCKS, HOW.columns])), tl.trans(tl.reshape(offset, [BLOCKS, HOW.columns]))
-
-
-@triton.jit
-def _of_mixed_groups(code, group, packed, strides, at, ADDED: tl.constexpr, HOW: tl.constexpr):
-    """Weights, float16 like `code` [columns, blocks, 32], where each row names its own group."""
-    BLOCKS: tl.constexpr = HOW.rows // 32
-    group = tl.permute(tl.reshape(group, [BLOCKS, 4, 2, 4]), [0, 3, 1, 2])
-    group = tl.reshape(group, [HOW.rows, 1]).to(tl.int64)
-    scale, zero = gptq_scales(group, packed, strides, at, ADDED, HOW)
-    scale = tl.permute(tl.reshape(scale, [BLOCKS, 32, HOW.columns]), [2, 0, 1])
-    zero = tl.permute(tl.reshape(zero, [BLOCKS, 32, HOW.columns]), [2, 0, 1])
-    return ((code.to(tl.float32) * 16777216.0 - zero.to(tl.float32)) * scale).to(tl.float16)
-
-
-@triton.jit
-def finish_gptq(total, packed, strides, at, HOW: tl.constexpr):
-    return total * 16777216.0  # 2^24
 
 
 @triton.jit
@@ -278,7 +214,7 @@ def _e2m1(word):
     """float16 [rows, blocks, span]: 2^-14 times the numbers, subnormal ones included."""
     pair = word >> (tl.arange(0, 4) * 4)[None, None, None, :, None]
     pair = ((pair << 12) & -0x7FFF8000) | ((pair << 9) & 0x0E000E00)
-    return tl.reshape(_join(pair), [word.shape[0], word.shape[1], word.shape[2] * word.shape[4] * 8])
+    return tl.reshape(join(pair), [word.shape[0], word.shape[1], word.shape[2] * word.shape[4] * 8])
 
 
 @triton.jit
@@ -291,18 +227,18 @@ def _pairs_of_bytes(packed, strides, at, HOW: tl.constexpr):
 @triton.jit
 def _halves(pair, HOW: tl.constexpr):
     """float16 [rows, blocks, span]."""
-    return tl.reshape(_join(pair), [HOW.rows, HOW.columns // HOW.span, HOW.span])
+    return tl.reshape(join(pair), [HOW.rows, HOW.columns // HOW.span, HOW.span])
 
 
 @triton.jit
-def _join(pair):
+def join(pair):
     """float16 [..., 2]: the lower half of each word, and the upper one. It takes no instruction."""
     low = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
     return tl.join(low, (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True))
 
 
 @triton.jit
-def _whole(pair):
+def whole(pair):
     """The pair, as a word that the compiler does not take apart to mask each half for itself: it cannot know that the
     grid has one row of programs only, so that what is set is 0. It comes with the mask, in one instruction.
     """

@@ -57,19 +57,19 @@ class Format:
     onward: Any = None
     rows_named: bool = False
     codes: Codes | None = None
+    added: int = 0
 
 
-def _gptq(decode: Any, onward: Any, decode_codes: Any) -> Format:
-    chosen = Codes(decode_codes, 8, 32, codes.finish_gptq, offset=True)
-    return Format(decode, 8, 8, transposed=True, registers=128, onward=onward, rows_named=True, codes=chosen)
+def _gptq(decode: Any, onward: Any, added: int) -> Format:
+    return Format(decode, 8, 8, transposed=True, registers=128, onward=onward, rows_named=True, added=added)
 
 
 FORMATS: dict[str, Format] = {
     "fp8_e4m3": Format(floats.fp8_e4m3, codes=Codes(codes.fp8_e4m3, 4, 0, codes.finish_fp8_e4m3)),
     "fp8_e5m2": Format(floats.fp8_e5m2, codes=Codes(codes.fp8_e5m2, 4, 0, codes.finish_fp8_e5m2)),
     "int8": Format(integers.int8),
-    "gptq_v1": _gptq(integers.gptq_v1, integers.gptq_v1_onward, codes.gptq_v1),
-    "gptq_v2": _gptq(integers.gptq_v2, integers.gptq_v2_onward, codes.gptq_v2),
+    "gptq_v1": _gptq(integers.gptq_v1, integers.gptq_v1_onward, 1),
+    "gptq_v2": _gptq(integers.gptq_v2, integers.gptq_v2_onward, 0),
     "awq": Format(
         integers.awq,
         1,

@@ -7,7 +7,8 @@ shape, are what keeps every SM busy where n is small; they leave partial sums in
 up, always in the same order.
 
 Up to 16 rows of float16 go through the tensor cores with the codes, whose sums the scales multiply, in the formats that
-have such codes (`dequant_codes_triton`; GPTQ with 2 to 8 rows). Else one row is multiplied on the floating-point units,
+have such codes (`dequant_codes_triton`), and up to 8 with GPTQ's (`dequant_gemv_named_triton`, which reads the codes of
+tiles that are not in order twice). Else one row is multiplied on the floating-point units,
 as decoded: a product of float32 numbers with x. More rows go through the tensor cores in 16 bits, for which each weight
 is rounded to x's dtype. Rows of float32 stay float32 (no TF32), one to a program, which share the packed bytes through
 the L2 cache.
@@ -17,13 +18,13 @@ per tile of n, from the L2 cache; y once.
 
 Code generation (Triton 3.9, sm_90, 14336 x 4096, fp16), nothing run; no kernel spills up to 16 rows of x; on sm_80 GPTQ
 does from 64 on. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 %
-of its bandwidth; of GPTQ's loop, which loads a group's scales in one of two ways, those of both:
+of its bandwidth; GPTQ's as if a group began and ended with every step, which it does with every other:
 
                 m = 1: registers, programs per SM, instructions     m = 8: instructions     affordable
     fp8_e4m3           80         6          4.6                            4.8                8.2
     int8               79         6          5.4                            6.0                8.2
     awq               158         3          2.7                            3.8                4.3
-    gptq_v2            97         1         22.1                           16.8                4.3
+    gptq_v2           127         2          4.4                            4.4                4.3
     mxfp4              89         5          3.6                            3.6                4.4
     nvfp4             128         4          6.0                            6.2                4.6
     q4_k              110         4          3.8                            3.8                4.6
@@ -39,6 +40,7 @@ import triton.language as tl
 
 from pagebench.kernels.dequant_codes_triton import in_order
 from pagebench.kernels.dequant_formats_triton import Weight, rejects
+from pagebench.kernels.dequant_gemv_named_triton import named_kernel
 from pagebench.reference.dequant_gemv import DequantGemv
 from pagebench.reference.dtypes import FLOAT16, FLOAT32
 
@@ -60,6 +62,9 @@ CODES_FEATURES = 64
 # Registers per thread, at most: left alone the assembler aims at 128, and spills.
 CODES_REGISTERS = 168
 CODES_PROGRAMS = 528  # wanted of a launch: 4 for each SM, each with 8 KB of packed bytes on their way
+NAMED_ROWS = 8  # of x that are multiplied with codes where rows of k name their groups: 16 would spill
+NAMED_REGISTERS = 128  # per thread, so that two programs fit an SM
+NAMED_STAGES = 3
 MIN_STEPS = 2  # per split: fewer cost more in partial sums than they hide
 
 
@@ -201,8 +206,11 @@ def dequant_gemv(
     """
     (n, k), m = problem.shape, problem.x.shape[0]
     weight = Weight(problem, flat=False)
-    if weight.words and problem.dtype == FLOAT16 and m in _code_rows(weight):
-        return _from_codes(problem, empty, weight, tile, features, programs, num_warps)
+    if weight.words and problem.dtype == FLOAT16 and m <= CODES_ROWS:
+        if weight.format.rows_named and weight.group % 32 == 0 and m <= NAMED_ROWS:
+            return _from_named(problem, empty, weight, tile, features, programs, num_warps)
+        if weight.format.codes and not (weight.format.transposed and weight.group % 32):
+            return _from_codes(problem, empty, weight, tile, features, programs, num_warps)
     tile, programs = tile or TILE, programs or PROGRAMS
     transposed = weight.format.transposed
     x_rows = 1 if m == 1 or problem.dtype == FLOAT32 else min(max(triton.next_power_of_2(m), 16), max_rows)
@@ -322,14 +330,45 @@ def _launched(
     return y
 
 
-def _code_rows(weight: Weight) -> range:
-    """How many rows of x are multiplied with codes. Groups of a transposed weight must be whole blocks of these. Where
-    rows of k name their groups, one row of x would have the names read for few features, or the scales for few rows of
-    k; and 16 would spill.
-    """
-    if weight.format.codes is None or (weight.format.transposed and weight.group % 32):
-        return range(0)
-    return range(2, 9) if weight.format.rows_named else range(1, CODES_ROWS + 1)
+def _from_named(
+    problem: DequantGemv,
+    empty: Callable[[tuple[int, ...], Any], Any],
+    weight: Weight,
+    tile: int | None,
+    features: int | None,
+    programs: int | None,
+    num_warps: int | None,
+) -> Any:
+    """y where the tensor cores take codes of rows that name their groups."""
+    (n, k), m = problem.shape, problem.x.shape[0]
+    rows = 1 if m == 1 else 8
+    together = 2 * _together(weight)
+    features = features or _named_features(n, triton.cdiv(k, together))
+    _, width = weight.tile(1, max(features, 16))
+    height = 64 if weight.group % 64 == 0 else 32
+    if tile:
+        height = min(max(tile // width, 32), height)
+    tiles, k_tiles = triton.cdiv(n, width), triton.cdiv(k, height)
+    steps = max(triton.cdiv(k_tiles * tiles, programs or NAMED_PROGRAMS), 1)
+    of_split = (weight.group or height) // height
+    steps = max(round(steps / of_split), 1) * of_split
+    num_warps = num_warps or max(width // 64, 1)
+    return _launched(
+        named_kernel,
+        (tiles, 1, triton.cdiv(k_tiles, steps)),
+        problem,
+        empty,
+        weight,
+        steps,
+        ADDED=weight.format.added,
+        HOW=weight.how(height, width),
+        FEW=weight.how(16, width),
+        ROWS=rows,
+        PER_WARP=width // num_warps,
+        STAGES=NAMED_STAGES,
+        num_warps=num_warps,
+        maxnreg=NAMED_REGISTERS,
+    )
 
 
 def _together(weight: Weight) -> int:

@@ -18,7 +18,7 @@ from pagebench.kernels.dequant_tile_triton import bits_at, columns_of, first_row
 def q4_0(packed, strides, at, HOW: tl.constexpr):
     """d * (q - 8). A byte holds two elements 16 apart: [rows, blocks, nibbles, bytes]."""
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 32, 18)
+    block, live = blocks_of(packed, strides, at, HOW, 32, 18)
     d = half_at(block, step, live, HOW)[:, :, None, None]
     q = _nibbles(block + 2 * step, step, live, HOW)
     return tl.reshape(d * (q - 8).to(tl.float32), [HOW.rows, HOW.columns])
@@ -28,7 +28,7 @@ def q4_0(packed, strides, at, HOW: tl.constexpr):
 def q4_1(packed, strides, at, HOW: tl.constexpr):
     """d * q + m."""
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 32, 20)
+    block, live = blocks_of(packed, strides, at, HOW, 32, 20)
     d = half_at(block, step, live, HOW)[:, :, None, None]
     m = half_at(block + 2 * step, step, live, HOW)[:, :, None, None]
     q = _nibbles(block + 4 * step, step, live, HOW)
@@ -39,7 +39,7 @@ def q4_1(packed, strides, at, HOW: tl.constexpr):
 def q5_0(packed, strides, at, HOW: tl.constexpr):
     """d * (q - 16); the fifth bits of a block's elements are the bits of a word, in order."""
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 32, 22)
+    block, live = blocks_of(packed, strides, at, HOW, 32, 22)
     d = half_at(block, step, live, HOW)[:, :, None, None]
     high = bits_at(block + 2 * step, step, live, HOW) | (bits_at(block + 4 * step, step, live, HOW) << 16)
     element = tl.arange(0, 2)[None, None, :, None] * 16 + tl.arange(0, 16)[None, None, None, :]
@@ -51,7 +51,7 @@ def q5_0(packed, strides, at, HOW: tl.constexpr):
 def q8_0(packed, strides, at, HOW: tl.constexpr):
     """d * q."""
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 32, 34)
+    block, live = blocks_of(packed, strides, at, HOW, 32, 34)
     d = half_at(block, step, live, HOW)[:, :, None]
     q = load(block[:, :, None] + (2 + tl.arange(0, 32)[None, None, :]) * step, live[:, :, None], HOW)
     return tl.reshape(d * q.to(tl.int8, bitcast=True).to(tl.float32), [HOW.rows, HOW.columns])
@@ -61,8 +61,8 @@ def q8_0(packed, strides, at, HOW: tl.constexpr):
 def q4_k(packed, strides, at, HOW: tl.constexpr):
     """d * scale * q - dmin * minimum. [rows, blocks, chunks, nibbles, bytes]: a chunk is two sub-blocks."""
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 256, 144)
-    factor, offset = _six_bit(block, step, live, HOW)
+    block, live = blocks_of(packed, strides, at, HOW, 256, 144)
+    factor, offset = six_bit(block, step, live, HOW)
     q = _chunk_nibbles(block + 16 * step, step, live, HOW)
     return tl.reshape(factor * q.to(tl.float32) - offset, [HOW.rows, HOW.columns])
 
@@ -71,8 +71,8 @@ def q4_k(packed, strides, at, HOW: tl.constexpr):
 def q5_k(packed, strides, at, HOW: tl.constexpr):
     """As q4_k; the fifth bit of element l of sub-block s is bit s of byte l of 32."""
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 256, 176)
-    factor, offset = _six_bit(block, step, live, HOW)
+    block, live = blocks_of(packed, strides, at, HOW, 256, 176)
+    factor, offset = six_bit(block, step, live, HOW)
     byte = tl.arange(0, 32)[None, None, None, None, :]
     high = load(block[:, :, None, None, None] + (16 + byte) * step, live[:, :, None, None, None], HOW).to(tl.int32)
     q = _chunk_nibbles(block + 48 * step, step, live, HOW) | (((high >> _sub_block()) & 1) << 4)
@@ -83,7 +83,7 @@ def q5_k(packed, strides, at, HOW: tl.constexpr):
 def q6_k(packed, strides, at, HOW: tl.constexpr):
     """d * scale * (q - 32). Element 32 * (2 * nibble + part) + 16 * scale + byte of a half of 128."""
     step = strides[1]
-    block, live = _blocks(packed, strides, at, HOW, 256, 210)
+    block, live = blocks_of(packed, strides, at, HOW, 256, 210)
     d = half_at(block + 208 * step, step, live, HOW)[:, :, None, None, None, None, None]
     block, live = block[:, :, None, None, None, None, None], live[:, :, None, None, None, None, None]
     half = tl.arange(0, 2)[None, None, :, None, None, None, None]
@@ -100,7 +100,7 @@ def q6_k(packed, strides, at, HOW: tl.constexpr):
 
 
 @triton.jit
-def _blocks(packed, strides, at, HOW: tl.constexpr, ELEMENTS: tl.constexpr, NBYTES: tl.constexpr):
+def blocks_of(packed, strides, at, HOW: tl.constexpr, ELEMENTS: tl.constexpr, NBYTES: tl.constexpr):
     """Pointers to the first byte of each block of the tile, and which blocks there are, both [rows, blocks]."""
     row, row_live = rows_of(at, HOW, 1)
     block, block_live = columns_of(at, HOW, ELEMENTS)
@@ -130,7 +130,7 @@ def _sub_block():
 
 
 @triton.jit
-def _six_bit(block, step, live, HOW: tl.constexpr):
+def six_bit(block, step, live, HOW: tl.constexpr):
     """d * scale and dmin * minimum, float32 [rows, blocks, 4, 2, 1], of blocks that begin with d, dmin, scales[12]."""
     d = half_at(block, step, live, HOW)[:, :, None, None, None]
     dmin = half_at(block + 2 * step, step, live, HOW)[:, :, None, None, None]
