@@ -342,8 +342,7 @@ def _from_named(
     """y where the tensor cores take codes of rows that name their groups."""
     (n, k), m = problem.shape, problem.x.shape[0]
     rows = 1 if m == 1 else 8
-    together = 2 * _together(weight)
-    features = features or _named_features(n, triton.cdiv(k, together))
+    features = features or _named_features(n, triton.cdiv(k, _together(weight)))
     _, width = weight.tile(1, max(features, 16))
     height = 64 if weight.group % 64 == 0 else 32
     if tile:

@@ -107,6 +107,19 @@ def test_the_fused_product_reads_each_packed_byte_once(provider: str, name: str)
     assert packed <= 1.02, packed
 
 
+@pytest.mark.parametrize("m", [1, 4])
+def test_triton_reads_the_groups_of_rows_once_for_many_features(m: int) -> None:
+    provider = provider_of("triton")
+    from pagebench.kernels import dequant_gemv_triton
+
+    assert dequant_gemv_triton._named_features(4096, 4096 // 128) == 512
+    problem: Any = gemv(packed_weight("gptq_v2", "plain", 1024, 256, FLOAT16), m)
+    with trace(provider, races=False, uninitialised=False) as launches:
+        dequant_gemv_triton.dequant_gemv(problem.on(provider), provider.empty, features=512)
+    packed = requested_bytes(launches, without=_traffic.NOT_PACKED) / sum(a.nbytes for a in problem.packed.values())
+    assert packed <= 1.02, packed
+
+
 def test_swapping_blocks_launches_no_kernel_of_ours() -> None:
     """Copy engines do it, which move every byte of a block once."""
     found = _traffic.measure("cupy", "llama-3-8b-swap-64x16-fp16")
