@@ -1,9 +1,9 @@
 """Every packed format as it is compiled: `python -m bench.dequant_codegen`, part of `nox -s codegen`; nothing runs.
 
-All formats and forms, `dequantize` and the fused product with 1 and 16 rows, to fp16, by both providers, for sm_80,
-sm_90 and sm_100, at 4096 x 4096: the other projections of a model differ in their grid only. Exits with 1 where a
-kernel does not compile, spills or uses local memory, or moves its main stream in other accesses than of 16 bytes, save
-for those that EXCEPTIONS names and gives a reason for.
+All formats and forms, `dequantize` and the fused product with 1 and 16 rows, to float16 or another `--dtype`, by both
+providers, for sm_80, sm_90 and sm_100, at 4096 x 4096: the other projections of a model differ in their grid only.
+Exits with 1 where a kernel does not compile, spills or uses local memory, or moves its main stream in other accesses
+than of 16 bytes, save for those that EXCEPTIONS names and gives a reason for.
 """
 
 import sys
@@ -42,18 +42,21 @@ def faults(provider: str, format: str, kernel: str, launch: CompiledLaunch) -> l
     return found + size_faults(launch)
 
 
-def launches(provider: str, arch: int, formats: Sequence[str] = ()) -> Iterator[tuple[str, str, str, CompiledLaunch]]:
+def launches(
+    provider: str, arch: int, formats: Sequence[str] = (), dtype: str = "float16"
+) -> Iterator[tuple[str, str, str, CompiledLaunch]]:
     """(format, form, name in KERNELS, the launch that decodes), in a process that `_codegen._isolate` prepared."""
     from bench.workloads import gemv, packed_weight
     from pagebench.kernels.providers import load_provider
     from pagebench.reference.dequant_formats import FORMATS
-    from pagebench.reference.dtypes import FLOAT16
+    from pagebench.reference.dtypes import COMPUTE_DTYPES
 
+    (to,) = (known for known in COMPUTE_DTYPES if known.name == dtype)
     loaded = load_provider(provider)
     with _recording(arch) as recorded:
         for format in formats or FORMATS:
             for form in FORMATS[format].forms:
-                weight = packed_weight(format, form, *SHAPE, FLOAT16)
+                weight = packed_weight(format, form, *SHAPE, to)
                 for name, m in KERNELS.items():
                     recording = _record_workload(loaded, gemv(weight, m) if m else weight, recorded)
                     if not recording.launches:
@@ -61,17 +64,19 @@ def launches(provider: str, arch: int, formats: Sequence[str] = ()) -> Iterator[
                     yield format, form, name, recording.launches[0]
 
 
-def sweep(provider: str, arch: int, formats: Sequence[str] = ()) -> int:
+def sweep(provider: str, arch: int, formats: Sequence[str] = (), dtype: str = "float16") -> int:
     """Print a line for each kernel, and what is wrong with it; how many have faults."""
     wrong = 0
-    for format, form, name, launch in launches(provider, arch, formats):
+    for format, form, name, launch in launches(provider, arch, formats, dtype):
         found = faults(provider, format, name, launch)
         wrong += bool(found)
         stats = launch.stats
         figures = (
             f"{stats.registers} registers, {stats.instructions} instructions, {launch.programs_per_sm} programs/SM"
         )
-        print(f"{provider} sm_{arch} {name} {format} {form}: {figures}" + "".join(f"; WRONG: {f}" for f in found))
+        print(
+            f"{provider} sm_{arch} {name} {format} {form} {dtype}: {figures}" + "".join(f"; WRONG: {f}" for f in found)
+        )
     return wrong
 
 
@@ -79,9 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = parser_of("bench.dequant_codegen", __doc__)
     parser.add_argument("--format", action="append", default=[], help="all by default")
+    parser.add_argument(
+        "--dtype", default="float16", choices=("float16", "bfloat16", "float32"), help="float16 by default"
+    )
     chosen = parser.parse_args(arguments)
-    words = [word for name in chosen.format for word in ("--format", name)]
-    return run_each("bench.dequant_codegen", chosen, words, lambda *where: sweep(*where, chosen.format))
+    words = [word for name in chosen.format for word in ("--format", name)] + ["--dtype", chosen.dtype]
+    return run_each("bench.dequant_codegen", chosen, words, lambda *where: sweep(*where, chosen.format, chosen.dtype))
 
 
 if __name__ == "__main__":

@@ -58,12 +58,13 @@ class Workload:
 
 def random_floats(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Finite values of magnitude 2^-3 to 2^-1 from random bits: gigabytes in seconds, no zeros to run fast on."""
-    masks = {FLOAT16: (0x87FF, 0x3000), BFLOAT16: (0x80FF, 0x3E00)}
+    masks = {FLOAT16: (0x87FF, 0x3000), BFLOAT16: (0x80FF, 0x3E00), FLOAT32: (0x80FF_FFFF, 0x3E00_0000)}
     if dtype not in masks:
-        raise ValueError(f"dtype must be float16 or bfloat16, got {dtype}")
-    keep, add = (np.uint64(mask * 0x0001_0001_0001_0001) for mask in masks[dtype])  # four elements to a word
+        raise ValueError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
+    each = 8 // dtype.itemsize  # elements to a word
+    keep, add = (np.uint64(sum(mask << 8 * dtype.itemsize * i for i in range(each))) for mask in masks[dtype])
     count = int(np.prod(shape, dtype=np.int64))
-    words = rng.integers(0, 1 << 64, -(-count // 4), np.uint64)
+    words = rng.integers(0, 1 << 64, -(-count // each), np.uint64)
     words &= keep
     words |= add
     return words.view(dtype)[:count].reshape(shape)

@@ -154,7 +154,7 @@ struct Output {
 
 // Grid: features / 8, splits, m / 16. Dynamic shared memory: two stages of FEATURES rows of `pitch` bytes.
 template <typename Format, typename T>
-__global__ void __launch_bounds__(128, 4)
+__global__ void __launch_bounds__(128, kMatrix<T> ? 4 : 3)
 dequant_gemv_rows(void* y, int kind, long long m, long long n, const void* x, long long x_row,
                   long long x_column, int x_wide, int tile, int split_tiles, int pitch, long long k, int group,
                   int row_shift, int mode, int scale_kind, const unsigned char* bytes, long long row_stride,
