@@ -91,6 +91,13 @@ MIN_DOT_ROWS = 16  # rows of a tensor core instruction; a smaller group is padde
 # sixteen, whose registers hold the sums of 64 rows of 128 elements (91 on sm_90); 64 of 256 spill 55 times.
 MAX_ROWS, MAX_ROWS_FLOAT32 = 64, 16
 MANY_WARPS, MANY_SUMS = 16, 64 * 128
+# Groups above 64 of short sequences have 128 rows, and read K and V once, where the registers hold their sums. Others
+# read them twice. In 16 bits: up to 128 columns in eight warps; 256 columns spill 198 times on sm_80 and 8 on sm_100.
+# With codes up to 64 columns: 128 columns spill 76 times on sm_80, or with 16 keys are copied 8 bytes at a time.
+# In float32: up to 64 columns; 128 columns spill, in 32 warps, 12 times on sm_90 and 16 on sm_100. Of 64 columns a tile
+# of 16 keys spills 276 times on sm_90, one of 32 never.
+MANY_ROWS, MANY_ROWS_COLUMNS, MANY_ROWS_NARROW = 128, 128, 64
+MANY_ROWS_KEYS = 32  # in float32, and of more than 64 columns
 SCALED_ROWS = 32  # of long sequences where each slot has scales, whose weights take twice the registers
 LONG_TILE_BYTES, LONG_STAGES = 16384, 3  # of long sequences, which compute on 64 rows for each tile of K and V
 # Four warps hold 64 rows of up to 64 columns and 64 keys. For 128 columns they want more than 255 registers on sm_80
@@ -430,6 +437,10 @@ def paged_attention(
     `empty(shape, dtype)` makes every output and scratch array. split: keys per split; max_splits: of one sequence;
     split_queries: queries of a sequence that is split, at most; tile: keys per step, rows: rows of a tile of a long
     sequence, both powers of two from 16 on. Raises ValueError for others.
+
+    A decode reads K and V once for groups of up to 64 (in float32 beyond 128 head elements: 32), and of up to 128 where
+    a head has at most 128 elements in 16 bits, at most 64 in float32 or with a quantised cache; what wider heads would
+    spill stands at MANY_ROWS. Larger groups read them once for each tile of so many query heads.
     """
     for name, value in (("split", split), ("max_splits", max_splits), ("split_queries", split_queries)):
         require(value >= 1, name, "be at least 1", value)
@@ -455,11 +466,8 @@ def paged_attention(
 
     columns = triton.cdiv(head_size, short.columns)
     arguments = _arguments(problem, out, lse, parts, grid, **splitting)
-    most_registers = {"maxnreg": SCALED_REGISTERS} if _scaled(problem) else {}
-    few = most_registers if short.warps == WARPS else {}  # eight warps of many rows want more
-    many = most_registers or ({"maxnreg": LONG_REGISTERS} if long.warps > WARPS else {})
     attend_kernel[(grid.short_tiles * grid.num_splits * num_kv_heads * columns,)](
-        **arguments, **short.constants(), LONG=False, **few, **short.launch(num_warps, num_stages)
+        **arguments, **short.constants(), LONG=False, **short.launch(num_warps, num_stages)
     )
     if grid.num_splits > 1:
         shared = {name: value for name, value in arguments.items() if name in combine_kernel.arg_names}
@@ -473,20 +481,24 @@ def paged_attention(
         )
     if grid.long_tiles:
         attend_kernel[(grid.long_tiles * num_kv_heads * columns,)](
-            **arguments, **long.constants(), LONG=True, **many, **long.launch(num_warps, num_stages)
+            **arguments, **long.constants(), LONG=True, **long.launch(num_warps, num_stages)
         )
     return out, lse
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The compile-time sizes of a launch: rows, keys and head elements of a tile, tiles on their way."""
+    """The compile-time sizes of a launch: rows, keys and head elements of a tile, tiles on their way.
+
+    registers: for each thread, at most; 0 where the assembler chooses.
+    """
 
     rows: int
     tile: int
     columns: int
     stages: int
     warps: int = WARPS
+    registers: int = 0
 
     @classmethod
     def short(cls, problem: PagedAttention, tile: int | None) -> "_Tiles":
@@ -494,15 +506,28 @@ class _Tiles:
         float32, codes = query.element_size() == 4, problem.key_cache.dtype in FORMATS
         most = MAX_CODE_TILE if codes and not float32 else MAX_TILE
         most = MAX_SCALED_TILE if _scaled(problem) else most
+        columns = _columns(query)
+        if group > MAX_ROWS and columns <= (MANY_ROWS_NARROW if float32 or codes else MANY_ROWS_COLUMNS):
+            return cls._many_rows(columns, float32, tile)
         rows = min(triton.next_power_of_2(group), MAX_ROWS)
         rows = rows if float32 else max(rows, MIN_DOT_ROWS)
         keys = min(most, _keys(query, TILE_BYTES))
         if float32 and rows > MAX_ROWS_FLOAT32:
-            rows = min(rows, MANY_SUMS // _columns(query))
-            return cls(rows, tile or MIN_TILE, _columns(query), LONG_STAGES, MANY_WARPS)
+            rows = min(rows, MANY_SUMS // columns)
+            return cls(rows, tile or MIN_TILE, columns, LONG_STAGES, MANY_WARPS)
         # 64 rows of 256 columns, in four warps, spill 90 times on sm_80; with codes 128 columns do, 72 times.
-        wide = not float32 and rows > 32 and _columns(query) > (WIDE_COLUMNS if codes else 128)
-        return cls(rows, tile or keys, _columns(query), STAGES, WIDE_WARPS if wide else WARPS)
+        wide = not float32 and rows > 32 and columns > (WIDE_COLUMNS if codes else 128)
+        registers = SCALED_REGISTERS if _scaled(problem) and not wide else 0
+        return cls(rows, tile or keys, columns, STAGES, WIDE_WARPS if wide else WARPS, registers)
+
+    @classmethod
+    def _many_rows(cls, columns: int, float32: bool, tile: int | None) -> "_Tiles":
+        """Of a short sequence with a group above 64."""
+        if float32:
+            warps = MANY_WARPS if columns == MANY_ROWS_NARROW else WIDE_WARPS
+            return cls(MANY_ROWS, tile or MANY_ROWS_KEYS, columns, LONG_STAGES, warps)
+        keys = MANY_ROWS_KEYS if columns > MANY_ROWS_NARROW else MAX_CODE_TILE
+        return cls(MANY_ROWS, tile or keys, columns, STAGES, WIDE_WARPS)
 
     @classmethod
     def long(cls, problem: PagedAttention, rows: int | None, tile: int | None) -> "_Tiles":
@@ -513,11 +538,13 @@ class _Tiles:
         rows = rows or (SCALED_ROWS if _scaled(problem) else MAX_ROWS)
         codes = problem.key_cache.dtype in FORMATS
         keys = min(MAX_LONG_CODE_TILE if codes else MAX_LONG_TILE, _keys(query, LONG_TILE_BYTES))
-        return cls(rows, tile or keys, _columns(query), LONG_STAGES, warps)
+        registers = SCALED_REGISTERS if _scaled(problem) else LONG_REGISTERS if warps > WARPS else 0
+        return cls(rows, tile or keys, _columns(query), LONG_STAGES, warps, registers)
 
     def launch(self, num_warps: int | None, num_stages: int | None) -> dict[str, int]:
-        """Warps and stages, as asked for or as they are best."""
-        return {"num_warps": num_warps or self.warps, "num_stages": num_stages or self.stages}
+        """Warps and stages, as asked for or as they are best, and the registers."""
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": num_warps or self.warps, "num_stages": num_stages or self.stages, **limit}
 
     def constants(self) -> dict[str, Any]:
         return {"ROWS": self.rows, "TILE": self.tile, "TILE_D": self.columns, "MULTIPLY": self.rows == 1}
