@@ -12,9 +12,9 @@ Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, decode with default tile
 
 | warp class          | registers       | shared bytes | programs per SM | in flight per SM |
 |---------------------|-----------------|--------------|-----------------|------------------|
-| MmaWarp<half, 128>  | 167 / 167 / 148 | 72,736       | 2 / 3 / 3       | 64 / 96 / 96 KB  |
+| MmaWarp<half, 128>  | 167 / 168 / 148 | 72,736       | 2 / 3 / 3       | 64 / 96 / 96 KB  |
 
-MmaWarp<half, 64> has 123 / 128 / 112 registers, MmaWarp<half, 256> 241 / 250 / 238, FmaWarp<256> 160 / 168 / 158;
+MmaWarp<half, 64> has 122 / 128 / 112 registers, MmaWarp<half, 256> 241 / 249 / 238, FmaWarp<256> 160 / 168 / 158;
 of eight warps MmaWarp<half, 128> has 174 / 178 / 196, and there is one program per SM.
 K and V come by LDGSTS.128 only, 17 of them; MmaWarp<half, 128> has 32 HMMA. Llama-3-8B, 1 x 32k and 8 x 4k keys: 512
 programs of 512 keys. Narrow accesses are lengths, table entries, states, scales, and the way for unaligned arrays.
@@ -35,7 +35,7 @@ WARP_SIZE = 32
 WARPS = 4
 MANY_WARPS = 8  # where four cannot hold a group's rows
 STAGES = 2
-FACTOR_TILES = 4
+FACTOR_TILES = 3
 MERGE_PAD = 8
 NO_WINDOW = 1 << 31
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
@@ -62,7 +62,9 @@ CHUNKS = {2: 16, 4: 8}  # keys that a warp takes at a time, by the query's bytes
 # Dynamic shared memory for as many programs per SM of an H200 as the registers leave room for: 4, 3, 2. A tile of more
 # rows has as many fewer keys.
 SHARED_BYTES = {64: 54 * 1024, 128: 73 * 1024, 256: 110 * 1024}
-MOST_SHARED = 99 * 1024 - 2176  # of any GPU, less what is not dynamic; more than 64 rows may take it all
+ANY_SHARED, MOST_SHARED = 99 * 1024, 227 * 1024  # of a program, on any GPU and on sm_90 and sm_100
+STATIC_BYTES, STATIC_ROW_BYTES = 64, 16  # of shared memory: of any program, and of each of its rows
+MAX_KEYS = 1 << 30  # of a split
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,10 @@ def plan(
     parts = ceil_div(problem.head_size, padded)
     rows = _float32_rows(problem.group, padded) if dtype == np.float32 else 16
     kind = f"FmaWarp<{padded}, {rows}" if dtype == np.float32 else f"MmaWarp<{C_TYPES[dtype.name]}, {padded}"
-    least = _loop_bytes(MANY_WARPS * rows, CHUNKS[dtype.itemsize], padded * dtype.itemsize, _slot_scaled(problem))
-    many = row_warps is None and problem.group > WARPS * rows and parts == 1 and least <= MOST_SHARED
+    factors = _slot_scaled(problem)
+    least = _loop_bytes(MANY_WARPS * rows, tile or CHUNKS[dtype.itemsize], padded * dtype.itemsize, factors)
+    fits = least <= _room(padded, MANY_WARPS * rows)
+    many = row_warps is None and problem.group > WARPS * rows and parts == 1 and fits
     if many:
         row_warps = MANY_WARPS
     # One decoding sequence's programs and row warps: what splits are chosen for.
@@ -122,7 +126,7 @@ def plan(
     row_tiles = ceil_div(problem.group, warps * rows)
     programs = problem.num_kv_heads * row_tiles
     row_warps_of_tile = (MANY_WARPS,) * 3 if many else (1, 2, 4)
-    tiles = tuple(tile or _tile(padded, rows * n, dtype.itemsize) for n in row_warps_of_tile)
+    tiles = tuple(tile or _tile(padded, rows * n, dtype.itemsize, factors) for n in row_warps_of_tile)
     split = split or min(SPLIT, max(LEAST_SPLIT, SPLIT // 8 * programs, _least_split(problem, padded * parts)))
     most = (max_splits or max(MAX_SPLITS, PROGRAMS // programs)) * warps * row_tiles
     # Lengths are on the device: the block table's width is the bound on them that the host has.
@@ -144,11 +148,17 @@ def _float32_rows(group: int, padded: int) -> int:
     return next((rows for rows in (4, 8) if group <= WARPS * rows), most)
 
 
-def _tile(padded: int, rows: int, itemsize: int) -> int:
+def _room(padded: int, rows: int) -> int:
+    """Bytes of dynamic shared memory for a program of so many rows; one of eight warps is alone on its SM."""
+    most = ANY_SHARED - STATIC_BYTES - STATIC_ROW_BYTES * max(rows, 64)
+    return most if rows > 64 else min(SHARED_BYTES[padded], most)
+
+
+def _tile(padded: int, rows: int, itemsize: int, factors: bool) -> int:
     """Keys per step, a multiple of a warp's chunk: TILE_BYTES of K and V, or fewer where many rows leave no room."""
-    row_bytes, room = padded * itemsize, MOST_SHARED if rows > 64 else SHARED_BYTES[padded]
+    row_bytes, room = padded * itemsize, _room(padded, rows)
     wanted = min(MAX_TILE, TILE_BYTES // (2 * row_bytes))
-    fits = (tile for tile in range(wanted, 0, -16) if _loop_bytes(rows, tile, row_bytes, factors=False) <= room)
+    fits = (tile for tile in range(wanted, 0, -16) if _loop_bytes(rows, tile, row_bytes, factors) <= room)
     return next(fits, CHUNKS[itemsize])
 
 
@@ -175,15 +185,19 @@ def paged_attention(
     ValueError for others.
     """
     for name, value in (("split", split), ("max_splits", max_splits)):
-        require(value is None or value >= 1, name, "be at least 1, or None", value)
-    fits = tile is None or (16 <= tile <= 128 and tile % 16 == 0)
-    require(fits, "tile", "be a multiple of 16 up to 128, or None", tile)
+        whole = isinstance(value, int) and 1 <= value <= MAX_KEYS
+        require(value is None or whole, name, f"be an integer from 1 to {MAX_KEYS}, or None", value)
+    whole = isinstance(tile, int) and 16 <= tile <= 128 and tile % 16 == 0
+    require(tile is None or whole, "tile", "be a multiple of 16 up to 128, or None", tile)
     require(row_warps in (None, 1, 2, 4), "row_warps", "be 1, 2, 4 or None", row_warps)
     out = provider.empty(problem.query.shape, problem.query.dtype)
     lse = provider.empty(problem.query.shape[:2], np.float32)
     if problem.num_tokens == 0:
         return out, lse
     cut = plan(problem, split, tile, max_splits, row_warps)
+    shared = cut.shared_bytes(problem.query.itemsize, _slot_scaled(problem))
+    most = MOST_SHARED - STATIC_BYTES - STATIC_ROW_BYTES * cut.rows * cut.warps
+    require(shared <= most, "tile", f"need at most {most} bytes of shared memory, not {shared}", tile)
     partials = states = lse  # not touched when there is one split
     if cut.splits > 1:
         partials = provider.empty((cut.scratch[3], cut.padded * cut.parts), np.float32)

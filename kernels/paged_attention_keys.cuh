@@ -10,7 +10,7 @@
 #include "paged_attention_warps.cuh"
 
 constexpr int STAGES = 2;        // tiles in shared memory: one in use, one in flight. More would cost programs per SM
-constexpr int FACTOR_TILES = 4;  // tiles whose factors are kept: three are needed, from two ahead to the one in use
+constexpr int FACTOR_TILES = 3;  // tiles whose factors are kept: from two ahead to the one in use
 
 enum Format { UNQUANTISED = 0, E4M3 = 1, E5M2 = 2, INT8 = 3 };
 

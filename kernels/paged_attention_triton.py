@@ -82,6 +82,7 @@ SCALED_REGISTERS = 168
 # Of long sequences in eight warps: as many as there are for one program per SM. Left alone the assembler aims at two,
 # 128 registers, and for 128 columns on sm_100 spills ten; with 224 it spills eight on sm_80.
 LONG_REGISTERS = 255
+MAX_KEYS = 1 << 30  # of a split
 MIN_TILE, MAX_TILE = 16, 128  # keys per tile; 16 is the depth of a tensor core instruction in P V
 MIN_COLUMNS, MAX_COLUMNS = 16, 256  # head elements per program; 16 is the depth of a tensor core instruction in Q K^T
 PARTS = 16  # splits that `combine_kernel` reads at a time
@@ -443,9 +444,9 @@ def paged_attention(
     spill stands at MANY_ROWS. Larger groups read them once for each tile of so many query heads.
     """
     for name, value in (("split", split), ("max_splits", max_splits), ("split_queries", split_queries)):
-        require(value >= 1, name, "be at least 1", value)
+        require(isinstance(value, int) and 1 <= value <= MAX_KEYS, name, f"be an integer from 1 to {MAX_KEYS}", value)
     for name, size in (("tile", tile), ("rows", rows)):
-        fits = size is None or (size >= MIN_TILE and size & (size - 1) == 0)
+        fits = size is None or (isinstance(size, int) and size >= MIN_TILE and size & (size - 1) == 0)
         require(fits, name, f"be a power of two from {MIN_TILE} on, or None", size)
     query = problem.query
     num_tokens, num_heads, head_size = query.shape

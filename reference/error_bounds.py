@@ -20,9 +20,9 @@ which is u_s sum_j (n_b - j) x_j over the n_b largest, and the rest whole: an ad
 the n_b costs u_s of both, any other at most what the rest of it holds. The longest chain, the largest terms first,
 costs most. For n equal terms S = u_s n / 2 of their sum; keys of a weight below u cost no more than they add.
 
-Scores. |ds| <= (head_size u_s + u_k + 4 u) dot + 3 u |bias| + u |s| + 4 u cap,            dot = |scale| sum |q||k|,
+Scores. |ds| <= (head_size u_s + u_k + 4 u) dot + 3 u |bias| + u |s| + min(4 u cap, 8 u dot), dot = |scale| sum |q||k|,
 for the dot product in any order, (1), scaling by at most three factors and the change of base, ALiBi and its addition,
-tanh (none of 0, which is 0). A sink's logit changes its base: ds = 2 u |sink|.
+tanh (right to 4 u of 1, and to 8 u of itself). A sink's logit changes its base: ds = 2 u |sink|.
 
 Weights. The differences of the maxima on the way from s_j to the largest, m, add up to m - s_j: their roundings and the
 change of base add 3 u |s_j - m|. exp is right to two units in the last place, 4 u, once for the weight and once per
@@ -134,7 +134,7 @@ class _Errors:
         of_score = (self.u_s * problem.head_size + self.u_k + 4 * U) * part.dot[heads]
         of_score += U * (3 * part.bias[heads] + abs(scores))
         if problem.soft_cap is not None:
-            of_score += np.where(part.dot[heads] > 0, 4 * U * problem.soft_cap, 0.0)
+            of_score += np.minimum(4 * U * problem.soft_cap, 8 * U * part.dot[heads])
         self.rescalings = self._rescalings(of_score)
         exponent = of_score + U * (3 * abs(scores - self.top[..., None]) + 4 + 4 * self.rescalings)
         self.shared = self.weights * np.expm1(np.minimum(exponent, LARGEST_EXPONENT))  # w_j e_j

@@ -170,6 +170,9 @@ class PagedAttention(Problem):
         whole = None if np.ndim(self.key_scale) == 3 else self.key_scale  # one of slots comes after the others
         factor = abs(float(self.scale)) * (1.0 if whole is None else float(np.max(whole)))
         most, log2_e = float(np.finfo(FLOAT32).max), math.log2(math.e)
+        if self.alibi_slopes is not None:
+            fits = abs(self.alibi_slopes.astype(np.float64)) * log2_e <= most
+            require_all("alibi_slopes", self.alibi_slopes, fits, "be within float32 when multiplied by log2(e)")
         if self.soft_cap is None:
             fits = factor * log2_e <= most
             require(fits, "scale", "be within float32 when multiplied by key_scale and log2(e)", self.scale)
@@ -276,8 +279,7 @@ def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
     value = _gather(problem, seq, problem.value_cache, problem.value_scale)
     query = to_float64(problem.query[rows])
     scores = problem.scale * np.einsum("rhd,khd->hrk", query, key)
-    products = np.einsum("rhd,khd->hrk", abs(query), abs(key))
-    dot = abs(problem.scale) * products
+    dot = abs(problem.scale) * np.einsum("rhd,khd->hrk", abs(query), abs(key))
     if problem.soft_cap is not None:
         scores = problem.soft_cap * np.tanh(scores / problem.soft_cap)
     bias = np.zeros_like(scores)
@@ -286,10 +288,24 @@ def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
         bias = problem.alibi_slopes.astype(np.float64)[:, None, None] * distance
         scores = scores + bias
     visible = problem.visible(seq)[None, :, first:]
-    largest = np.max(np.maximum(products, dot + abs(bias)), where=visible, initial=0.0)
-    rule = f"keep sum |q||k| and scale * sum |q||k| + |ALiBi| within {LARGEST_SCORE:.4g} (float32, to base 2)"
+    largest = np.max(dot + abs(bias), where=visible, initial=0.0)
+    rule = f"keep scale * sum |q||k| + |ALiBi| within {LARGEST_SCORE:.4g} (float32, to base 2)"
     require(not largest > LARGEST_SCORE, "query", f"{rule} in sequence {seq}", float(largest))
+    _require_sums(problem, seq, query, value)
     return Scores(rows, np.where(visible, scores, -np.inf), value, dot, abs(bias))
+
+
+def _require_sums(problem: PagedAttention, seq: int, query: Array, value: Array) -> None:
+    """Refuse a sequence of which float32 might not hold a dot product, before its scales, or a sum of values."""
+    key = _gather(problem, seq, problem.key_cache, None)
+    most = problem.head_size * abs(query).max(initial=0.0) * abs(key).max(initial=0.0)  # quick, and seldom in doubt
+    if most > LARGEST_SCORE:
+        most = np.einsum("rhd,khd->hrk", abs(query), abs(key)).max(initial=0.0)
+    rule = f"keep sum |q||k|, before any scale, within {LARGEST_SCORE:.4g}"
+    require(not most > LARGEST_SCORE, "query", f"{rule} in sequence {seq}", float(most))
+    total = abs(value).sum(axis=0).max(initial=0.0)
+    rule = f"keep the sum of |value| over a sequence's keys within {np.finfo(FLOAT32).max:.4g}"
+    require(not total > np.finfo(FLOAT32).max, "value_cache", f"{rule} in sequence {seq}", float(total))
 
 
 def _gather(problem: PagedAttention, seq: int, cache: Array, scale: Any) -> Array:

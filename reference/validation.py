@@ -62,7 +62,8 @@ def require_finite(argument: str, value: Any) -> None:
 def require_real(argument: str, value: Any) -> None:
     """Require a finite Python or NumPy real number (no bool) within the range of float32."""
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    require(real and abs(value) <= np.finfo(np.float32).max, argument, "be finite and within float32", value)
+    most = int(np.finfo(np.float32).max)  # compares with an integer of any size
+    require(real and -most <= value <= most, argument, "be finite and within float32", value)
 
 
 def require_int(argument: str, value: Any, *, low: int) -> None:
