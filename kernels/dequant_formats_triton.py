@@ -135,6 +135,8 @@ class Weight:
         wide = problem.format.startswith("pack_quantized") and self.arrays[1].dtype == torch.float32
         self.to_odd = wide and problem.contract == "exact" and problem.dtype != FLOAT32
         self.group = 128 if self.form == "block" else max(problem.group_size or 0, 0)
+        if not self.format.table and self.group >= k:  # one group of all k, of whatever size
+            self.group = 0
 
     def how(self, rows: int, columns: int) -> How:
         """For tiles of rows x columns, powers of two that are multiples of the format's units."""

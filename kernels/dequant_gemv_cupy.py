@@ -88,8 +88,9 @@ def _columns(provider: Any, problem: Any, threads: int | None, split: int | None
     parameters, arrays = dequant_layouts.column_parameters(problem)
     format, x_programs = COLUMN_FORMATS[problem.format], ceil_div(problem.m, X_ROWS)
     unit = LEAST_SPLIT
-    if format.by_row and problem.group_size > 0:
-        unit = problem.group_size * ceil_div(LEAST_GROUPED, problem.group_size)
+    group = dequant_layouts.group_below(problem)
+    if format.by_row and group:
+        unit = group * ceil_div(LEAST_GROUPED, group)
     tiles = _tiles(n, x_programs * ceil_div(k, unit)) if format.by_row else 1
     warps = threads // 32 if threads else tiles if format.by_row else THREADS // 32
     tiles = min(tiles, warps)

@@ -102,7 +102,12 @@ def _bits4(mode: int) -> Callable[[Any], Settings]:
 
 
 def _group(problem: Any) -> int:
-    return _ALL if problem.group_size == -1 else int(problem.group_size)
+    return group_below(problem) or _ALL
+
+
+def group_below(problem: Any) -> int:
+    """The group's elements; 0 where there is one group of all k."""
+    return int(problem.group_size) if 0 < problem.group_size < problem.shape[1] else 0
 
 
 def _nvfp4_format(mode: int) -> RowFormat:

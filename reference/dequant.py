@@ -47,12 +47,15 @@ class PackedWeight(Problem):
         require(pair, "shape", "be a tuple (n, k)", self.shape)
         for name, size in zip(("shape[0] (n)", "shape[1] (k)"), self.shape, strict=True):
             require_int(name, size, low=1)
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))  # launchers want Python's
         require_dtype("dtype", self.dtype, COMPUTE_DTYPES)
         contracts = FORMATS[self.format].contracts
         known = isinstance(self.contract, str) and self.contract in contracts
         require(known, "contract", f"be one of {contracts} for {self.format}", self.contract)
         require(isinstance(self.packed, dict), "packed", "be a dict of arrays by name", type(self.packed).__name__)
         FORMATS[self.format].validate(self.packed, self.shape, self.group_size)
+        if self.group_size is not None:
+            object.__setattr__(self, "group_size", int(self.group_size))
 
     def packed_bytes(self) -> int:
         """Bytes of the packed elements that some weight depends on."""

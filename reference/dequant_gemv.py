@@ -68,7 +68,8 @@ class DequantGemv(PackedWeight):
 class Product:
     """What a correct y is, all [m, n]: within `bound` of `y` where `finite`; an infinity or NaN where `infinite`.
 
-    Neither holds where it depends on the order of the arithmetic: a weight overflows the dtype, or the sum its range.
+    Neither holds where it depends on the order of the arithmetic: a weight overflows the dtype, or float32 before its
+    scale is moved out of the sum, or the sum its range.
     """
 
     y: Array  # float64
@@ -83,7 +84,7 @@ def dequant_gemv(problem: DequantGemv) -> Product:
         w, x = decode(problem).astype(np.float64), to_float64(problem.x)
         format, k = FORMATS[problem.format], problem.shape[1]
         terms = format.magnitude(problem.packed, problem.shape, problem.group_size)
-        unpacked = np.isfinite(w).all(axis=1)
+        entered = (np.isfinite(w) | np.isfinite(terms)).all(axis=1)  # finite terms of an infinite weight: it overflowed
         good_rows = np.isfinite(x).all(axis=1, keepdims=True)
         kept = np.isfinite(to_float64(round_to(w, problem.dtype))).all(axis=1) & np.isfinite(terms).all(axis=1)
 
@@ -95,7 +96,7 @@ def dequant_gemv(problem: DequantGemv) -> Product:
         bound += smallest * (abs(x).sum(axis=1, keepdims=True) + 1)
         largest = np.finfo(np.float32).max
         in_range = np.isfinite(to_float64(round_to(abs(y) + bound, problem.dtype))) & (magnitude < largest / 2)
-    finite, infinite = np.asarray(good_rows & kept & in_range), np.asarray(~(good_rows & unpacked))
+    finite, infinite = np.asarray(good_rows & kept & in_range), np.asarray(~(good_rows & entered))
     return Product(y, bound, finite, infinite)
 
 

@@ -140,8 +140,9 @@ class PackedFormat:
         raise NotImplementedError
 
     def magnitude(self, packed: Packed, shape: Shape, group_size: int | None) -> Array:
-        """float64 [n, k]: the sum of the magnitudes of the terms that make up each weight."""
-        return abs(self.decode(packed, shape, group_size, self.contracts[0]).astype(np.float64))
+        """float64 [n, k]: the sum of the magnitudes of the terms that make up each weight, finite where the terms are."""
+        contract = "exact" if "exact" in self.contracts else self.contracts[0]
+        return abs(self.decode(packed, shape, group_size, contract).astype(np.float64))
 
     def live(self, name: str, packed: Packed, shape: Shape, group_size: int | None) -> Any:
         """Index of the elements of array `name` that some weight depends on."""

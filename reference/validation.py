@@ -21,7 +21,8 @@ def require_array(
     shape: tuple[int | None, ...] | None = None,
 ) -> None:
     """Require a NumPy array of one of `dtypes`, of `ndim` dimensions and of `shape` (None = any length)."""
-    plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)  # kernels would not see the mask
+    # Nor a subclass with a meaning of its own: kernels would not see a mask, and a matrix has no one-dimensional row.
+    plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray | np.matrix)
     require(plain, argument, "be a NumPy array", type(array).__name__)
     if dtypes is not None:
         require(array.dtype in dtypes, argument, f"have dtype {' or '.join(str(d) for d in dtypes)}", str(array.dtype))

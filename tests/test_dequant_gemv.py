@@ -35,6 +35,26 @@ def weight_of(problem: DequantGemv) -> Array:
     return dequantize(Dequantize(*fields))
 
 
+# --- what is not finite
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "nvfp4_ct", "nvfp4_swizzled", "fp8_e4m3", "fp8_e5m2", "int8"])
+def test_a_weight_that_only_overflows_float32_asks_for_nothing(format: str) -> None:
+    """Its scale may be moved out of the sum, where all is finite; a scale that is infinite may not be lost."""
+    problem = make(format, BFLOAT16, m=1)
+    name = "global_scale" if format.startswith("nvfp4") else "scale"
+    divides = format == "nvfp4_ct"
+
+    def scaled(by: float) -> DequantGemv:
+        scale = np.full(problem.packed[name].shape, by, np.float32)
+        return dataclasses.replace(problem, packed={**problem.packed, name: scale})
+
+    product = dequant_gemv(scaled(2.0**-127 if divides else 2.0**127))
+    assert not product.finite.any()
+    assert not product.infinite.any()
+    assert dequant_gemv(scaled(0.0 if divides else np.inf)).infinite.any()
+
+
 # --- honest kernels
 
 

@@ -1,4 +1,4 @@
-"""Neither of the project's providers rejects a valid problem of dequantisation; nothing runs."""
+"""Neither of the project's providers rejects a valid problem of dequantisation, nor one of sizes at their limits."""
 
 from typing import Any
 
@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from pagebench.kernels.providers import load_provider
+from pagebench.properties.contracts import check
 from pagebench.properties.dequant_recipes import SCALES, DequantRecipe, GemvRecipe
+from pagebench.reference.dequant import Dequantize
 from pagebench.reference.dequant_formats import FORMATS
+from pagebench.reference.dequant_gemv import DequantGemv
+from pagebench.reference.dequant_samples import random_packed
+from pagebench.reference.dtypes import FLOAT16
 
 DRAWN = 1000
 PATTERNS = ("random", "one nibble", "sign", "zero and fifteen")
@@ -35,3 +40,17 @@ def test_no_valid_problem_is_rejected(recipe: type[DequantRecipe]) -> None:
             assert provider.rejects(problem) is None
     assert formats == set(FORMATS)
     assert len(forms) == sum(len(known.forms) for known in FORMATS.values())
+
+
+@pytest.mark.parametrize("provider", ["triton", "cupy"])
+@pytest.mark.parametrize("group_size", [64, 65, 2**31 - 1, 2**40, np.int16(64)])
+def test_one_group_of_all_k_may_have_any_size(provider: str, group_size: Any) -> None:
+    """And sizes may be NumPy's integers."""
+    ours, rng = load_provider(provider), np.random.default_rng(0)
+    for format in ("gptq_v2", "awq", "int8"):
+        shape = (np.int32(32), np.int64(64))
+        form = "group" if format == "int8" else "plain"
+        packed = random_packed(format, (32, 64), 64, rng, form=form, finite=True)
+        fields = (format, packed, shape, group_size, FLOAT16, ours.contract(format))
+        check(ours, Dequantize(*fields))
+        check(ours, DequantGemv(*fields, x=rng.standard_normal((2, 64)).astype(np.float16)))
