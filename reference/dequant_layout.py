@@ -140,7 +140,7 @@ class PackedFormat:
         raise NotImplementedError
 
     def magnitude(self, packed: Packed, shape: Shape, group_size: int | None) -> Array:
-        """float64 [n, k]: the sum of the magnitudes of the terms that make up each weight, finite where the terms are."""
+        """float64 [n, k]: the sum of the magnitudes of each weight's terms, finite where these are."""
         contract = "exact" if "exact" in self.contracts else self.contracts[0]
         return abs(self.decode(packed, shape, group_size, contract).astype(np.float64))
 
