@@ -24,7 +24,7 @@ of its bandwidth; GPTQ's as if a group began and ended with every step, which it
     fp8_e4m3           80         6          4.6                            4.8                8.2
     int8               79         6          5.4                            6.0                8.2
     awq               158         3          2.7                            3.8                4.3
-    gptq_v2           127         2          4.4                            4.4                4.3
+    gptq_v2           128         2          4.4                            4.4                4.3
     mxfp4              89         5          3.6                            3.6                4.4
     nvfp4             128         4          6.0                            6.2                4.6
     q4_k              110         4          3.8                            3.8                4.6
@@ -366,7 +366,7 @@ def _from_named(
         PER_WARP=width // num_warps,
         STAGES=NAMED_STAGES,
         num_warps=num_warps,
-        maxnreg=NAMED_REGISTERS,
+        maxnreg=NAMED_REGISTERS if num_warps > 4 else CODES_REGISTERS,
     )
 
 
