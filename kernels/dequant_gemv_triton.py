@@ -16,9 +16,9 @@ the L2 cache.
 Traffic: packed bytes once per 256 rows of x (64 for the formats of 256-element blocks, whose steps are longer); x once
 per tile of n, from the L2 cache; y once.
 
-Code generation (Triton 3.9, sm_90, 14336 x 4096, fp16), nothing run; no kernel spills up to 16 rows of x; on sm_80 GPTQ
-does from 64 on. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 %
-of its bandwidth; GPTQ's as if a group began and ended with every step, which it does with every other:
+Code generation (Triton 3.9, sm_90, 14336 x 4096, fp16), nothing run; no kernel of up to 16 rows of x spills, nor GPTQ's
+of more. Instructions of the loop for each weight, beside those that an H200 issues while it reads one at 75 % of its
+bandwidth; GPTQ's as if a group began and ended with every step, which it does with every other:
 
                 m = 1: registers, programs per SM, instructions     m = 8: instructions     affordable
     fp8_e4m3           80         6          4.6                            4.8                8.2
@@ -211,9 +211,9 @@ def dequant_gemv(
             return _from_named(problem, empty, weight, tile, features, programs, num_warps)
         if weight.format.codes and not (weight.format.transposed and weight.group % 32):
             return _from_codes(problem, empty, weight, tile, features, programs, num_warps)
-    tile, programs = tile or TILE, programs or PROGRAMS
-    transposed = weight.format.transposed
+    programs, transposed = programs or PROGRAMS, weight.format.transposed
     x_rows = 1 if m == 1 or problem.dtype == FLOAT32 else min(max(triton.next_power_of_2(m), 16), max_rows)
+    tile = tile or (TILE // 2 if weight.format.rows_named and x_rows > 32 else TILE)  # else sm_80 spills
     warps = max(4, x_rows // 32)
     if weight.format.rows_named and x_rows == 1 and features is None:
         features = _named_features(n, triton.cdiv(k, _together(weight)) * m)
