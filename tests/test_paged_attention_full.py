@@ -365,17 +365,28 @@ def test_a_bound_of_nan_bounds_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "variant", "message"),
     [
-        ("triton", {"split": 0}, "split must be at least 1, got 0"),
-        ("triton", {"max_splits": -1}, "max_splits must be at least 1, got -1"),
+        ("triton", {"split": 0}, r"split must be an integer from 1 to \d+, got 0"),
+        ("triton", {"max_splits": -1}, r"max_splits must be an integer from 1 to \d+, got -1"),
+        ("triton", {"split": 2**40}, r"split must be an integer from 1 to \d+, got \d+"),
+        ("triton", {"tile": "16"}, "tile must be a power of two from 16 on, or None, got '16'"),
         ("triton", {"tile": 7}, "tile must be a power of two from 16 on, or None, got 7"),
         ("triton", {"rows": 24}, "rows must be a power of two from 16 on, or None, got 24"),
-        ("cupy", {"split": -5}, "split must be at least 1, or None, got -5"),
+        ("cupy", {"split": -5}, r"split must be an integer from 1 to \d+, or None, got -5"),
+        ("cupy", {"split": 2.5}, r"split must be an integer from 1 to \d+, or None, got 2.5"),
+        ("cupy", {"max_splits": 2**40}, r"max_splits must be an integer from 1 to \d+, or None, got \d+"),
         ("cupy", {"tile": 7}, "tile must be a multiple of 16 up to 128, or None, got 7"),
         ("cupy", {"tile": 256}, "tile must be a multiple of 16 up to 128, or None, got 256"),
         ("cupy", {"row_warps": 3}, "row_warps must be 1, 2, 4 or None, got 3"),
     ],
 )
-def test_a_variant_that_cannot_be_is_refused(name: str, variant: dict[str, int], message: str) -> None:
+def test_a_variant_that_cannot_be_is_refused(name: str, variant: dict[str, Any], message: str) -> None:
     provider = load_provider(name)
     with pytest.raises(ValueError, match=message):
         provider.paged_attention(problem_of().on(provider), **variant)
+
+
+def test_a_tile_that_no_gpu_has_shared_memory_for_is_refused() -> None:
+    provider = load_provider("cupy")
+    problem = problem_of(dtype="float32", head_size=256, group=33)
+    with pytest.raises(ValueError, match=r"tile must need at most \d+ bytes of shared memory, not \d+, got 128"):
+        provider.paged_attention(problem.on(provider), tile=128)
