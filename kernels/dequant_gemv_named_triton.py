@@ -138,7 +138,10 @@ def _stored(packed, strides, at, HOW: tl.constexpr):
 @triton.jit
 def _none(packed, HOW: tl.constexpr):
     """Zeros in place of what `_stored` loads."""
-    return tl.zeros([1, HOW.columns], packed[2].dtype.element_ty), tl.zeros([1, HOW.columns], tl.int32)
+    N: tl.constexpr = HOW.columns
+    scale = tl.zeros([1, N], packed[2].dtype.element_ty)
+    word = tl.zeros([1, N], tl.int32)
+    return scale, word
 
 
 @triton.jit
