@@ -63,8 +63,9 @@ def require_finite(argument: str, value: Any) -> None:
 def require_real(argument: str, value: Any) -> None:
     """Require a finite Python or NumPy real number (no bool) within the range of float32."""
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    most = int(np.finfo(np.float32).max)  # compares with an integer of any size
-    require(real and -most <= value <= most, argument, "be finite and within float32", value)
+    number = value.item() if isinstance(value, np.generic) else value  # Python's compare whatever their size
+    most = int(np.finfo(np.float32).max)
+    require(real and -most <= number <= most, argument, "be finite and within float32", value)
 
 
 def require_int(argument: str, value: Any, *, low: int) -> None:

@@ -136,6 +136,7 @@ INVALID: list[tuple[str, Any, str]] = [
     ("alibi_slopes", lambda p: np.zeros(2, np.float32), "alibi_slopes must have shape"),
     ("alibi_slopes", lambda p: np.full(1, 3e38, np.float32), "alibi_slopes must be within float32 when multiplied"),
     ("scale", lambda p: 10**400, "scale must be finite and within float32"),
+    ("soft_cap", lambda p: np.float16(np.inf), "soft_cap must be finite and within float32"),
     ("key_scale", lambda p: np.ones((), np.float32), "key_scale must be None for an unquantised cache"),
 ]
 
