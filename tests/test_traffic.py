@@ -4,6 +4,7 @@ import dataclasses
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench import _traffic, traffic
@@ -118,6 +119,18 @@ def test_triton_reads_the_groups_of_rows_once_for_many_features(m: int) -> None:
         dequant_gemv_triton.dequant_gemv(problem.on(provider), provider.empty, features=512)
     packed = requested_bytes(launches, without=_traffic.NOT_PACKED) / sum(a.nbytes for a in problem.packed.values())
     assert packed <= 1.02, packed
+
+
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("provider", SCRATCH)
+def test_codes_are_read_once_whatever_groups_their_rows_name(provider: str, m: int) -> None:
+    """Half of the tiles in order, half of them mixed: neither is read as if it were the other as well."""
+    weight = packed_weight("gptq_v2", "plain", 128, 512, FLOAT16)
+    names = weight.packed["g_idx"].copy()
+    names[256:] = np.random.default_rng(0).permutation(names[256:])
+    problem = gemv(dataclasses.replace(weight, packed={**weight.packed, "g_idx": names}), m)
+    read = requested_bytes(traced(provider, problem), only=CODES[provider])
+    assert read == problem.packed["qweight"].nbytes
 
 
 def test_swapping_blocks_launches_no_kernel_of_ours() -> None:
