@@ -14,7 +14,7 @@ import triton.language as tl
 
 from pagebench.kernels.dequant_codes_triton import in_order, join, whole
 from pagebench.kernels.dequant_integer_triton import gptq_scales, gptq_words
-from pagebench.kernels.dequant_tile_triton import columns_of, first_row, load, rows_of
+from pagebench.kernels.dequant_tile_triton import columns_of, load, rows_of
 
 UNIT = tl.constexpr(16777216.0)  # 2^24: a code is as many of float16's smallest subnormal number
 
@@ -63,7 +63,7 @@ def named_kernel(
         row_of_k, live = rows_of(at, HOW, 1)
         group = load(packed[3] + row_of_k.to(tl.int64) * strides[7], live, HOW)
         ordered = _ordered(group, live, step, HOW)
-        word = _words(ordered, packed, strides, at, HOW)
+        word = gptq_words(packed, strides, at, HOW, ordered)  # others are loaded where they are decoded
         feature = step * K + tl.arange(0, K)
         pointer = x + row[:, None].to(tl.int64) * x_row_stride + feature[None, :].to(tl.int64) * x_column_stride
         some = tl.load(pointer, mask=(row[:, None] < m) & (feature[None, :] < k), other=0.0)
@@ -96,15 +96,6 @@ def named_kernel(
     row = tl.arange(0, WIDE)[None, None, :]
     pointer = out + (split.to(tl.int64) * m + row) * n + column
     tl.store(pointer, total.to(out.dtype.element_ty), mask=(row < m) & (column < n))
-
-
-@triton.jit
-def _words(wanted, packed, strides, at, HOW: tl.constexpr):
-    """int32 [words, columns] where wanted, else zeros: words that are decoded later are not loaded twice."""
-    row, row_live = rows_of(at, HOW, 8)
-    column, live = columns_of(at, HOW, 1)
-    pointer = first_row(packed[0], row, strides, HOW) + column.to(tl.int64) * strides[1]
-    return tl.load(pointer, mask=wanted & row_live & live, other=0)
 
 
 @triton.jit

@@ -49,12 +49,15 @@ def gptq_v2(packed, strides, at, HOW: tl.constexpr):
 
 
 @triton.jit
-def gptq_words(packed, strides, at, HOW: tl.constexpr):
-    """int32 [words, columns], each of eight codes."""
+def gptq_words(packed, strides, at, HOW: tl.constexpr, wanted=None):
+    """int32 [words, columns], each of eight codes. wanted: whether they are loaded at all; zeros if not."""
     word_row, word_live = rows_of(at, HOW, 8)
     column, live = columns_of(at, HOW, 1)
     pointer = first_row(packed[0], word_row, strides, HOW) + column.to(tl.int64) * strides[1]
-    return load(pointer, word_live & live, HOW)
+    if wanted is None:
+        return load(pointer, word_live & live, HOW)
+    else:
+        return tl.load(pointer, mask=wanted & word_live & live, other=0)
 
 
 @triton.jit
