@@ -43,6 +43,11 @@ def half_smallest_subnormal(dtype: np.dtype[Any]) -> float:
     return float(2.0 ** (low - bits))
 
 
+def largest_code(dtype: np.dtype[Any]) -> float:
+    """The largest magnitude of a code of a quantised dtype: 448 of e4m3fn, 57344 of e5m2, 128 of int8."""
+    return 128.0 if dtype == INT8 else float(ml_dtypes.finfo(dtype).max)
+
+
 def round_to(values: Array, dtype: np.dtype[Any]) -> Array:
     """Round float64 or float32 `values` once, to nearest even, to `dtype`; NaN, infinities and signs of zero are kept.
 

@@ -23,6 +23,7 @@ from pagebench.reference.validation import (
 )
 
 LARGEST_SCORE = float(np.finfo(FLOAT32).max) / math.log2(math.e)
+MAX_KEYS = 2**30  # of a sequence: positions, and the ends of splits and tiles behind them, fit 32 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +117,7 @@ class PagedAttention(Problem):
     def _validate_tables(self) -> None:
         require_array("seq_lens", self.seq_lens, dtypes=(INT32,), ndim=1)
         require_all("seq_lens", self.seq_lens, self.seq_lens >= 0, "be >= 0")
+        require_all("seq_lens", self.seq_lens, self.seq_lens <= MAX_KEYS, f"be at most {MAX_KEYS}")
         require_array("query_start", self.query_start, dtypes=(INT32,), shape=(self.num_seqs + 1,))
         require(self.query_start[0] == 0, "query_start", "begin with 0", int(self.query_start[0]))
         require_all("query_start", self.query_start[1:], np.diff(self.query_start) >= 0, "not decrease")
@@ -168,6 +170,9 @@ class PagedAttention(Problem):
     def _validate_factors(self) -> None:
         """The factors of a score are float32: to base 2, or with a soft cap to the argument of its exp2."""
         whole = None if np.ndim(self.key_scale) == 3 else self.key_scale  # one of slots comes after the others
+        smallest = float(np.finfo(FLOAT32).tiny)
+        fits = self.scale == 0 or abs(float(self.scale)) >= smallest
+        require(fits, "scale", f"be 0 or at least {smallest:.4g}, a normal number of float32", self.scale)
         factor = abs(float(self.scale)) * (1.0 if whole is None else float(np.max(whole)))
         most, log2_e = float(np.finfo(FLOAT32).max), math.log2(math.e)
         if self.alibi_slopes is not None:
@@ -275,7 +280,8 @@ def sequences(problem: PagedAttention) -> Iterator[Scores]:
 
 def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
     first = problem.first_visible(seq)
-    key = _gather(problem, seq, problem.key_cache, problem.key_scale)
+    codes = _gather(problem, seq, problem.key_cache, None)
+    key = codes if problem.key_scale is None else _gather(problem, seq, problem.key_cache, problem.key_scale)
     value = _gather(problem, seq, problem.value_cache, problem.value_scale)
     query = to_float64(problem.query[rows])
     scores = problem.scale * np.einsum("rhd,khd->hrk", query, key)
@@ -291,14 +297,13 @@ def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
     largest = np.max(dot + abs(bias), where=visible, initial=0.0)
     rule = f"keep scale * sum |q||k| + |ALiBi| within {LARGEST_SCORE:.4g} (float32, to base 2)"
     require(not largest > LARGEST_SCORE, "query", f"{rule} in sequence {seq}", float(largest))
-    _require_sums(problem, seq, query, value)
+    _require_sums(seq, query, codes, value)
     return Scores(rows, np.where(visible, scores, -np.inf), value, dot, abs(bias))
 
 
-def _require_sums(problem: PagedAttention, seq: int, query: Array, value: Array) -> None:
+def _require_sums(seq: int, query: Array, key: Array, value: Array) -> None:
     """Refuse a sequence of which float32 might not hold a dot product, before its scales, or a sum of values."""
-    key = _gather(problem, seq, problem.key_cache, None)
-    most = problem.head_size * abs(query).max(initial=0.0) * abs(key).max(initial=0.0)  # quick, and seldom in doubt
+    most = key.shape[2] * abs(query).max(initial=0.0) * abs(key).max(initial=0.0)  # quick, and seldom in doubt
     if most > LARGEST_SCORE:
         most = np.einsum("rhd,khd->hrk", abs(query), abs(key)).max(initial=0.0)
     rule = f"keep sum |q||k|, before any scale, within {LARGEST_SCORE:.4g}"

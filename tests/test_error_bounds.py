@@ -183,6 +183,28 @@ def test_assert_close(got: Any, expected: Any, good: bool) -> None:
             assert_close("x", got, expected, np.full(expected.shape, 0.15))
 
 
+@pytest.mark.parametrize(
+    ("got", "expected", "good"),
+    [
+        (np.inf, 65520.0, True),  # half a unit beyond the largest: rounds to even, which is infinity
+        (-np.inf, -1e9, True),
+        (np.inf, 65515.0, True),  # 42 off, of which 32 are for rounding: may be 65525 before it
+        (np.inf, 65505.0, False),
+        (-np.inf, 1e9, False),
+        (np.nan, 1e9, False),
+        (65504.0, 1e9, False),  # saturated
+        (65504.0, 65510.0, True),
+    ],
+)
+def test_a_result_beyond_its_dtype_is_an_infinity(got: float, expected: float, good: bool) -> None:
+    arrays = np.array([got], np.float16), np.array([expected]), np.array([42.0])
+    if good:
+        assert_close("x", *arrays)
+    else:
+        with pytest.raises(AssertionError, match="x: 1 of 1"):
+            assert_close("x", *arrays)
+
+
 def test_assert_close_shows_the_worst_element() -> None:
     with pytest.raises(AssertionError, match=r"1 of 3 elements are wrong, the worst at \[1\]: got .*2\.0.*within 0\.5"):
         assert_close("x", np.array([1.0, 2.0, 1.0]), np.ones(3), np.full(3, 0.5))
