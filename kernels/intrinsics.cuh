@@ -27,6 +27,7 @@ constexpr float kLn2 = 0.69314718055994530942f;    // ln(2): log(x) = log2(x) * 
 
 // INFINITY and NAN need math.h, which NVRTC does not have.
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000u);
+constexpr float kLargestBfloat16 = __builtin_bit_cast(float, 0x7F7F0000u);
 constexpr float kNan = __builtin_bit_cast(float, 0x7FFFFFFFu);
 
 // ---- Conversions: exact to float, round to nearest even from it -----------------------------------------------------

@@ -50,9 +50,9 @@ __device__ inline void decode4(unsigned codes, int format, __half2 (&pairs)[2]) 
   pairs[1] = bit_cast<__half2>(halves[1]);
 }
 
-// The codes of one 16-byte piece of T, decoded.
+// The codes of one 16-byte piece of T, decoded; to bfloat16 where `in_bfloat16`, which holds them exactly as well.
 template <typename T>
-__device__ uint4 decode_piece(const unsigned char* codes, int format) {
+__device__ uint4 decode_piece(const unsigned char* codes, int format, bool in_bfloat16) {
   __half2 pairs[2];
   if constexpr (sizeof(T) == 4) {
     decode4(*reinterpret_cast<const unsigned*>(codes), format, pairs);
@@ -66,6 +66,7 @@ __device__ uint4 decode_piece(const unsigned char* codes, int format) {
       if (i % 2 == 0) decode4(i == 0 ? words.x : words.y, format, pairs);
       const float2 both = to_float2(pairs[i % 2]);
       result[i] = bit_cast<unsigned>(from_floats<T>(both.x, both.y));  // exact; from half to half, nothing
+      if (in_bfloat16) result[i] = bit_cast<unsigned>(from_floats<__nv_bfloat16>(both.x, both.y));
     }
     return make_uint4(result[0], result[1], result[2], result[3]);
   }
@@ -192,7 +193,8 @@ struct KeyTiles {
     }
   }
 
-  // The codes of K that are there, and of V where wanted, to T. A barrier must come before and after.
+  // The codes of K that are there, and of V where wanted, to T; 16-bit V to bfloat16 where slots have scales, which a
+  // weight times such a scale needs. A barrier must come before and after.
   __device__ void decode(int index, bool with_values) const {
     const Code* codes = code_tile(index);
     T* to = key_tile(index);
@@ -200,7 +202,7 @@ struct KeyTiles {
     for (int i = threadIdx.x; i < (with_values ? 2 : 1) * tile * PIECES; i += THREADS) {
       const int row = i / PIECES, piece = i % PIECES;  // K has a multiple of eight rows: V is swizzled as if alone
       *reinterpret_cast<uint4*>(to + swizzled<T, D>(row, piece)) =
-          decode_piece<T>(codes + row * D + piece * PIECE, format);
+          decode_piece<T>(codes + row * D + piece * PIECE, format, slot_scales && row >= tile);
     }
   }
 

@@ -23,7 +23,7 @@ class MmaWarp {
 
   // factors: chunks will have some.
   __device__ explicit MmaWarp(bool factors)
-      : state_{{-kInfinity, 0.0f}, {-kInfinity, 0.0f}}, unit_(factors ? 0.0f : 1.0f) {
+      : state_{{-kInfinity, 0.0f}, {-kInfinity, 0.0f}}, unit_(factors ? 1.0f : 1.0f / WEIGHT_SCALE) {
 #pragma unroll
     for (int i = 0; i < D / 8; ++i)
 #pragma unroll
@@ -61,37 +61,39 @@ class MmaWarp {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) factor[half] = weigh(state_[half], s[half]);
-    if (chunk.factors != nullptr) apply_factors(lane, chunk.factors, s, factor);
+    if (chunk.factors != nullptr) apply_factors(lane, chunk.factors, s);
 
+    const bool in_two = IS_FLOAT16<T> && chunk.factors != nullptr;
     unsigned weights[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* pair = s[i % 2] + i / 2 * 2;
-      weights[i] = bit_cast<unsigned>(from_floats<T>(pair[0] * WEIGHT_SCALE, pair[1] * WEIGHT_SCALE));
+    if (in_two) {
+      take_weights<__nv_bfloat16>(s, 1.0f, weights);
+    } else {
+      take_weights<T>(s, WEIGHT_SCALE, weights);
     }
 #pragma unroll
     for (int i = 0; i < D / 8; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j) weighted_[i][j] *= factor[j / 2];
-#pragma unroll
-    for (int i = 0; i < D / 16; ++i) {
-      unsigned v[4];
-      ldmatrix_x4_trans(v, value + swizzled<T, D>(lane % 16, 2 * i + lane / 16));
-      mma_m16n8k16<T>(weighted_[2 * i], weights, {v[0], v[1]}, weighted_[2 * i]);
-      mma_m16n8k16<T>(weighted_[2 * i + 1], weights, {v[2], v[3]}, weighted_[2 * i + 1]);
+    if (in_two) {
+#pragma unroll 1
+      for (int part = 0; part < 2; ++part) {
+        add_values<__nv_bfloat16>(lane, weights, value);
+        take_weights<__nv_bfloat16>(s, 1.0f, weights);
+      }
+    } else {
+      add_values<T>(lane, weights, value);
     }
   }
 
   __device__ void store(float* weighted, State* states) const {
     const int lane = threadIdx.x % kWarpSize, column = lane % 4 * 2;
-    const float unit = unit_ / WEIGHT_SCALE;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + 8 * half;
 #pragma unroll
       for (int i = 0; i < D / 8; ++i)
         *reinterpret_cast<float2*>(weighted + row * (D + MERGE_PAD) + 8 * i + column) =
-            make_float2(weighted_[i][2 * half] * unit, weighted_[i][2 * half + 1] * unit);
+            make_float2(weighted_[i][2 * half] * unit_, weighted_[i][2 * half + 1] * unit_);
       const float sum = over_row(state_[half].sum, [](float a, float b) { return a + b; });
       if (column == 0) states[row] = {state_[half].maximum, sum};
     }
@@ -103,8 +105,7 @@ class MmaWarp {
   static constexpr float WEIGHT_SCALE = IS_FLOAT16<T> ? 32768.0f : 1.0f;
 
   State state_[2];              // rows lane / 4 and lane / 4 + 8; the sum is this lane's part of it
-  float unit_;                  // of weighted_: the largest factor of a value so far, as a weight times its factor is
-                                // rounded to T, which might not hold it
+  float unit_;                  // of weighted_
   float weighted_[D / 8][4];    // accumulators of mma: columns 8 i + ...
 
   template <typename Operation>
@@ -124,15 +125,39 @@ class MmaWarp {
     return rescale.factor;
   }
 
-  // Weights times the factors of their values, in a unit that is raised to the largest of them.
-  __device__ void apply_factors(int lane, const float2* factors, float (&s)[2][4], float (&factor)[2]) {
-    float own[4], highest = unit_;
+  // Weights times the factors of their values, which may be anything that float32 holds. So they are rounded to
+  // bfloat16, which is what values then are too (`decode`); for queries in float16, which are more precise, to the sum of
+  // two numbers of it.
+  __device__ static void apply_factors(int lane, const float2* factors, float (&s)[2][4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) own[i] = factors[key_of(lane, i)].y, highest = fmaxf(highest, own[i]);
-    highest = over_row(highest, fmaxf);
+    for (int i = 0; i < 8; ++i) {
+      float& weight = s[i / 4][i % 4];
+      weight = fminf(weight * factors[key_of(lane, i % 4)].y, kLargestBfloat16);  // the largest would become infinite
+    }
+  }
+
+  // `unit` times weights, rounded to V, as the left operand of mma; what is rounded off stays, for who wants it.
+  template <typename V>
+  __device__ static void take_weights(float (&s)[2][4], float unit, unsigned (&weights)[4]) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] *= own[i % 4] / highest;
-    factor[0] *= unit_ / highest, factor[1] *= unit_ / highest;
-    unit_ = highest;
+    for (int i = 0; i < 4; ++i) {
+      float* pair = s[i % 2] + i / 2 * 2;
+      const auto rounded = from_floats<V>(pair[0] * unit, pair[1] * unit);
+      weights[i] = bit_cast<unsigned>(rounded);
+      const float2 taken = to_float2(rounded);
+      pair[0] -= taken.x, pair[1] -= taken.y;
+    }
+  }
+
+  // Adds the values, numbers of V, times weights.
+  template <typename V>
+  __device__ void add_values(int lane, const unsigned (&weights)[4], const T* value) {
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      unsigned v[4];
+      ldmatrix_x4_trans(v, value + swizzled<T, D>(lane % 16, 2 * i + lane / 16));
+      mma_m16n8k16<V>(weighted_[2 * i], weights, {v[0], v[1]}, weighted_[2 * i]);
+      mma_m16n8k16<V>(weighted_[2 * i + 1], weights, {v[2], v[3]}, weighted_[2 * i + 1]);
+    }
   }
 };

@@ -23,9 +23,10 @@ struct Chunk {
   const float2* factors;
 };
 
-// scale: to base 2, or with a soft cap to the argument of its tanh. cap: in base 2; 0 for none.
+// scale: to base 2, where there is no soft cap. cap: in base 2, 0 for none; inverse_cap: to the argument of its tanh,
+// a factor of its own, since float32 might not hold scale / cap before a key's scale.
 struct Scoring {
-  float scale, cap;
+  float scale, cap, inverse_cap;
   unsigned window;
   bool slopes;
   const Row* rows;
@@ -33,7 +34,7 @@ struct Scoring {
   __device__ float score(float dot, int key, const Chunk& chunk, const Row& row) const {
     float s = dot * scale;
     if (chunk.factors != nullptr) s *= chunk.factors[key].x;
-    if (cap > 0) s = cap * tanhf(s);  // exp and a division, or a polynomial near 0: within two units
+    if (cap > 0) s = cap * tanhf(s * inverse_cap);  // exp and a division, or a polynomial near 0: within two units
     const int behind = row.position - (chunk.first + key);
     if (slopes) s -= row.slope * static_cast<float>(behind);
     return key < chunk.visible && static_cast<unsigned>(behind) < window ? s : -kInfinity;
