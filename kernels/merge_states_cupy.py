@@ -6,6 +6,7 @@ import numpy as np
 
 from pagebench.kernels.cupy_launch import C_TYPES, aligned16, ceil_div, strides_of
 from pagebench.reference.dtypes import FLOAT32
+from pagebench.reference.validation import require
 
 SOURCE = "merge_states.cu"
 THREADS = 128
@@ -14,8 +15,10 @@ THREADS = 128
 def merge_states(provider: Any, problem: Any, *, threads: int = THREADS) -> tuple[Any, Any]:
     """(out like out_a, lse float32 [num_tokens, num_heads]). `provider` supplies `device` and `empty`.
 
-    threads: of a block, a multiple of 32.
+    threads: of a block, a multiple of 32 up to 1024. Raises ValueError for others.
     """
+    whole = isinstance(threads, int) and 32 <= threads <= 1024 and threads % 32 == 0
+    require(whole, "threads", "be a multiple of 32 up to 1024", threads)
     num_tokens, num_heads, head_size = problem.out_a.shape
     out = provider.empty(problem.out_a.shape, problem.out_a.dtype)
     lse = provider.empty((num_tokens, num_heads), FLOAT32)

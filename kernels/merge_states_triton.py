@@ -18,6 +18,7 @@ import triton.language as tl
 from pagebench.kernels.triton_arrays import numpy_dtype, vector_elements
 from pagebench.reference.dtypes import FLOAT32
 from pagebench.reference.merge_states import MergeStates
+from pagebench.reference.validation import require_option
 
 TILE_BYTES = 8192  # of each side per program: 64 bytes, four accesses, per thread
 MAX_COLUMNS = 512
@@ -89,8 +90,12 @@ def merge_states(
     """(out like out_a, lse float32 [num_tokens, num_heads]) of a problem with device arrays.
 
     `empty(shape, dtype)` makes the outputs. columns: head elements per program, a power of two; tile_bytes: of each
-    side per program.
+    side per program, a power of two; num_warps: a power of two. Raises ValueError for others.
     """
+    if columns is not None:
+        require_option("columns", columns, 1, MAX_COLUMNS, power_of_two=True)
+    require_option("tile_bytes", tile_bytes, 16, 8 * TILE_BYTES, power_of_two=True)
+    require_option("num_warps", num_warps, 1, 32, power_of_two=True)
     num_tokens, num_heads, head_size = problem.out_a.shape
     out = empty((num_tokens, num_heads, head_size), numpy_dtype(problem.out_a))
     lse = empty((num_tokens, num_heads), FLOAT32)

@@ -12,12 +12,13 @@ Code generation, NVRTC 13.2, on sm_80 / sm_90 / sm_100, decode with default tile
 
 | warp class          | registers       | shared bytes | programs per SM | in flight per SM |
 |---------------------|-----------------|--------------|-----------------|------------------|
-| MmaWarp<half, 128>  | 167 / 168 / 148 | 72,736       | 2 / 3 / 3       | 64 / 96 / 96 KB  |
+| MmaWarp<half, 128>  | 168 / 168 / 164 | 72,736       | 2 / 3 / 3       | 64 / 96 / 96 KB  |
 
-MmaWarp<half, 64> has 122 / 128 / 112 registers, MmaWarp<half, 256> 241 / 249 / 238, FmaWarp<256> 160 / 168 / 158;
-of eight warps MmaWarp<half, 128> has 174 / 178 / 196, and there is one program per SM.
-K and V come by LDGSTS.128 only, 17 of them; MmaWarp<half, 128> has 32 HMMA. Llama-3-8B, 1 x 32k and 8 x 4k keys: 512
-programs of 512 keys. Narrow accesses are lengths, table entries, states, scales, and the way for unaligned arrays.
+MmaWarp<half, 64> has 128 / 128 / 110 registers, MmaWarp<half, 256> 255 / 255 / 251, FmaWarp<256> 160 / 168 / 160;
+of eight warps MmaWarp<half, 128> has 194 / 195 / 204, and there is one program per SM.
+K and V come by LDGSTS.128 only, 17 of them; MmaWarp<half, 128> has 48 HMMA: 16 for scores, 16 for values, 16 for values
+whose slots have scales, which run twice. Llama-3-8B, 1 x 32k and 8 x 4k keys: 512 programs of 512 keys. Narrow accesses
+are lengths, table entries, states, scales, and the way for unaligned arrays.
 """
 
 import math
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.kernels.cupy_launch import C_TYPES, Device, aligned16, ceil_div, strides_of
-from pagebench.reference.validation import require
+from pagebench.reference.validation import require, require_option
 
 SOURCE = "paged_attention.cu"
 REDUCE_SOURCE = "paged_attention_reduce.cu"
@@ -185,11 +186,12 @@ def paged_attention(
     ValueError for others.
     """
     for name, value in (("split", split), ("max_splits", max_splits)):
-        whole = isinstance(value, int) and 1 <= value <= MAX_KEYS
-        require(value is None or whole, name, f"be an integer from 1 to {MAX_KEYS}, or None", value)
+        if value is not None:
+            require_option(name, value, 1, MAX_KEYS)
     whole = isinstance(tile, int) and 16 <= tile <= 128 and tile % 16 == 0
     require(tile is None or whole, "tile", "be a multiple of 16 up to 128, or None", tile)
-    require(row_warps in (None, 1, 2, 4), "row_warps", "be 1, 2, 4 or None", row_warps)
+    if row_warps is not None:
+        require_option("row_warps", row_warps, 1, WARPS, power_of_two=True)
     out = provider.empty(problem.query.shape, problem.query.dtype)
     lse = provider.empty(problem.query.shape[:2], np.float32)
     if problem.num_tokens == 0:
@@ -204,7 +206,7 @@ def paged_attention(
         states = provider.empty((cut.scratch[3], 2), np.float32)
     shared_arguments = (out, lse, partials, states, *_strided(problem.seq_lens), *_strided(problem.query_start))
     shared_arguments += _optional(problem.sinks, lse)
-    _attend(provider.device, problem, cut, shared_arguments)
+    _attend(provider.device, problem, cut, shared, shared_arguments)
     if cut.splits > 1:
         _reduce(provider.device, problem, cut, shared_arguments)
     return out, lse
@@ -246,9 +248,9 @@ def _window(problem: Any) -> np.uint32:
     return np.uint32(NO_WINDOW if problem.window is None or int(problem.window) >= longest else int(problem.window))
 
 
-def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -> None:
+def _attend(device: Device, problem: Any, cut: Plan, shared: int, outputs: tuple[Any, ...]) -> None:
+    """Launch with `shared` bytes of dynamic shared memory."""
     flags = _flags(problem)
-    shared = cut.shared_bytes(problem.query.itemsize, _slot_scaled(problem))
     kernel = device.kernel_with(SOURCE, f"paged_attention<{cut.warp}>", shared)
     unused, cap = outputs[1], None if problem.soft_cap is None else float(problem.soft_cap)
     # A scale that is no array is a number the host knows.
@@ -256,7 +258,7 @@ def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
         float(scale) if isinstance(scale, np.float32) else 1.0 for scale in (problem.key_scale, problem.value_scale)
     )
     arrays = (problem.query, problem.key_cache, problem.value_cache, problem.block_table)
-    scale = key_factor * float(problem.scale) * (np.log2(np.e) if cap is None else 1 / cap)
+    scale = key_factor * float(problem.scale) * (np.log2(np.e) if cap is None else 1)
     sizes = (problem.head_size, problem.block_size, problem.num_seqs, problem.num_kv_heads, problem.group)
     cutting = (cut.row_warps, cut.split, cut.max_splits, cut.parts, *cut.tiles)
     args = (
@@ -269,6 +271,7 @@ def _attend(device: Device, problem: Any, cut: Plan, outputs: tuple[Any, ...]) -
         np.float32(min(max(scale, -LARGEST), LARGEST)),
         np.float32(value_factor),
         np.float32(0 if cap is None else max(cap * np.log2(np.e), SMALLEST)),
+        np.float32(0 if cap is None else 1 / cap),
         _window(problem),
         *(np.int32(n) for n in (flags, FORMATS.get(np.dtype(problem.key_cache.dtype).name, 0), *sizes, *cutting)),
     )

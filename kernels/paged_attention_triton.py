@@ -64,7 +64,7 @@ from pagebench.kernels.paged_attention_scores_triton import (
 from pagebench.kernels.triton_arrays import numpy_dtype, vector_elements
 from pagebench.reference.dtypes import FLOAT32
 from pagebench.reference.paged_attention import PagedAttention
-from pagebench.reference.validation import require
+from pagebench.reference.validation import require_option
 
 SPLIT = 512  # keys: 1 x 32k and 8 x 4k of 8 KV heads both give 512 programs, 3.9 for each of 132 SMs
 MAX_SPLITS = 64  # of one sequence; beyond SPLIT * MAX_SPLITS keys the splits grow, which bounds the scratch
@@ -76,12 +76,13 @@ STAGES = (
 )
 # Keys of a quantised cache per tile, and where each slot has scales: more of them take more registers than there are.
 MAX_CODE_TILE, MAX_SCALED_TILE = 64, 32
-# Registers per thread, at most, where each slot has scales: three programs per SM. Left alone the assembler aims at
-# four, 128 registers, and spills a handful.
+# Registers per thread, at most, of 16 rows where each slot has scales: three programs per SM. Left alone the assembler
+# aims at four, 128 registers, and spills a handful.
 SCALED_REGISTERS = 168
-# Of long sequences in eight warps: as many as there are for one program per SM. Left alone the assembler aims at two,
-# 128 registers, and for 128 columns on sm_100 spills ten; with 224 it spills eight on sm_80.
-LONG_REGISTERS = 255
+# Of more rows on tensor cores: as many as a thread can have. Left alone the assembler aims at one program per SM more,
+# and spills up to 58; for long sequences in eight warps with 128 columns on sm_100 ten; with 224 eight on sm_80.
+ALL_REGISTERS = 255
+MAX_STAGES = 8
 MAX_KEYS = 1 << 30  # of a split
 MIN_TILE, MAX_TILE = 16, 128  # keys per tile; 16 is the depth of a tensor core instruction in P V
 MIN_COLUMNS, MAX_COLUMNS = 16, 256  # head elements per program; 16 is the depth of a tensor core instruction in Q K^T
@@ -89,18 +90,23 @@ PARTS = 16  # splits that `combine_kernel` reads at a time
 MIN_DOT_ROWS = 16  # rows of a tensor core instruction; a smaller group is padded, which costs no memory traffic
 # Rows per program; a larger group is split over programs, which share K and V in the L2. In float32, with no tensor
 # cores, more than 16 rows of 256 elements do not fit the registers of four warps. Large groups of short sequences take
-# sixteen, whose registers hold the sums of 64 rows of 128 elements (91 on sm_90); 64 of 256 spill 55 times.
+# sixteen, whose registers hold the sums of 64 rows of 128 elements (91 on sm_90), and 32 for 64 rows of 256, where
+# sm_80, sm_90 and sm_100 spill 19, 22 and 28 times (27, 55 and 55 in sixteen).
 MAX_ROWS, MAX_ROWS_FLOAT32 = 64, 16
-MANY_WARPS, MANY_SUMS = 16, 64 * 128
-# Groups above 64 of short sequences have 128 rows, and read K and V once, where the registers hold their sums. Others
-# read them twice. In 16 bits: up to 128 columns in eight warps; 256 columns spill 198 times on sm_80 and 8 on sm_100.
-# With codes up to 64 columns: 128 columns spill 76 times on sm_80, or with 16 keys are copied 8 bytes at a time.
-# In float32: up to 64 columns; 128 columns spill, in 32 warps, 12 times on sm_90 and 16 on sm_100. Of 64 columns a tile
-# of 16 keys spills 276 times on sm_90, one of 32 never.
-MANY_ROWS, MANY_ROWS_COLUMNS, MANY_ROWS_NARROW = 128, 128, 64
+MANY_WARPS, MOST_WARPS, MANY_SUMS = 16, 32, 64 * 128
+# Groups above 64 of short sequences have 128 rows, so that K and V are read once: once from memory is worth the
+# spills that wide heads cost. Spills on sm_80, sm_90 and sm_100, nothing run, of plain decodes (masks, caps and
+# slopes add to them), where there are any: in 16 bits 198, 0 and 8 for heads of 256; of codes 76, 0 and 0 for heads
+# of 128 (39, 0 and 0 with scales of slots), 40, 31 and 0 for 256 (72, 51 and 0), where 64 rows with scales of slots
+# spill 0, 125 and 0 too; in float32 0, 12 and 16 for heads of 128, where each thread copies 8 bytes. In float32 128
+# rows of 256 columns are 128 KB of queries, 169 KB with the tiles, which sm_80 does not have: such heads keep 64
+# rows, and read K and V once for each 64.
+MANY_ROWS, MANY_ROWS_FLOAT32_COLUMNS = 128, 128
 MANY_ROWS_KEYS = 32  # in float32, and of more than 64 columns
 SCALED_ROWS = 32  # of long sequences where each slot has scales, whose weights take twice the registers
 LONG_TILE_BYTES, LONG_STAGES = 16384, 3  # of long sequences, which compute on 64 rows for each tile of K and V
+PADDED_STAGES = 2  # of 64 rows and codes of heads between 64 and 128: with three sm_80 spills 59 times
+LONG_FLOAT32_TILE_BYTES = 4096  # with twice as much 64 columns spill 33 times on sm_90
 # Four warps hold 64 rows of up to 64 columns and 64 keys. For 128 columns they want more than 255 registers on sm_80
 # (37 spills), for 256 on sm_90 and sm_100 too (51, 35); so they do for 128 keys of 64 columns on sm_80 (10).
 # sm_80 has no conversion from fp8, and decodes 64 codes of 128 columns at once with 723 spills, 32 with none.
@@ -223,7 +229,7 @@ def attend_kernel(
     d = tl.arange(0, TILE_D)
     column_d = d + column * TILE_D
     if KEY_SCALE == 1:
-        factor *= tl.load(key_scale + kv_head * kss2)
+        factor *= tl.load(key_scale + kv_head.to(tl.int64) * kss2)
     k_head = key_cache + kv_head.to(tl.int64) * ks2 * KV_VECTOR
     # PAIRS: an element of the value cache is two codes, and all even columns of a tile come before the odd ones.
     V_VECTOR: tl.constexpr = KV_VECTOR // 2 if PAIRS else KV_VECTOR
@@ -250,7 +256,7 @@ def attend_kernel(
         q = tl.load(q_row[:, None] + q_d[None, :], mask=real[:, None] & (d < HEAD_SIZE)[None, :], other=0.0)
         at = length - queries + index  # position of the query
         if ALIBI:
-            slope = tl.load(alibi_slopes + head * as0, mask=real, other=0.0) * LOG2_E_
+            slope = tl.load(alibi_slopes + head.to(tl.int64) * as0, mask=real, other=0.0) * LOG2_E_
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         denominator = tl.zeros([ROWS], tl.float32)
@@ -284,15 +290,12 @@ def attend_kernel(
                     score += tl.sum(q_more[:, None, :] * k_more[None, :, :], axis=2)
                 else:
                     score = tl.dot(q_more, tl.trans(k_more), score, input_precision="ieee")
-            if CAP and KEY_SCALE != 2:
-                score = capped(score, cap_factor * factor, cap)
-            else:
-                score *= factor
-                if KEY_SCALE == 2:  # after the other factors, whose product is finite
-                    scale_of = key_scale + block * kss0 + slot * kss1 + kv_head * kss2
-                    score *= tl.load(scale_of, mask=live, other=0.0)[None, :]
-                if CAP:
-                    score = capped(score, cap_factor, cap)
+            score *= factor
+            if KEY_SCALE == 2:  # after the other factors, whose product is finite
+                scale_of = key_scale + block * kss0 + slot * kss1 + kv_head.to(tl.int64) * kss2
+                score *= tl.load(scale_of, mask=live, other=0.0)[None, :]
+            if CAP:  # a factor of its own: float32 might not hold its product with the others
+                score = capped(score, cap_factor, cap)
             if ALIBI:
                 score += slope[:, None] * (position[None, :] - at[:, None]).to(tl.float32)
             seen = position[None, :] <= last[:, None]
@@ -310,7 +313,7 @@ def attend_kernel(
             v_slot = v_d[None, :] + ((block * vs0 + slot * vs1) * V_VECTOR)[:, None]
             v = tl.load(v_slot, mask=live[:, None] & (value_d < V_SIZE)[None, :], other=0)
             if VALUE_SCALE == 2:
-                scale_of = value_scale + block * vss0 + slot * vss1 + kv_head * vss2
+                scale_of = value_scale + block * vss0 + slot * vss1 + kv_head.to(tl.int64) * vss2
                 weight *= tl.load(scale_of, mask=live, other=0.0)[None, :]
             total = total * rescale[:, None]
             if PAIRS:
@@ -322,14 +325,15 @@ def attend_kernel(
             total = tl.interleave(total, odd)
         if FORMAT != 0:
             if VALUE_SCALE == 1:
-                value_factor = tl.load(value_scale + kv_head * vss2)
+                value_factor = tl.load(value_scale + kv_head.to(tl.int64) * vss2)
             if VALUE_SCALE != 2:
                 total = total * value_factor
         row_d = real[:, None] & (column_d < HEAD_SIZE)[None, :]
         result = (token + index).to(tl.int64) * (num_kv_heads * group) + head  # row of [num_tokens * num_query_heads]
         if splits == 1:
             if SINKS:
-                sink = tl.load(sinks + head * sinks0, mask=real, other=0.0) * LOG2_E_
+                own_sink = tl.load(sinks + head.to(tl.int64) * sinks0, mask=real, other=0.0)
+                sink = own_sink * LOG2_E_
                 top, denominator, rescale = with_sink(top, denominator, sink)
                 total = total * rescale[:, None]
             safe = tl.where(denominator == 0.0, 1.0, denominator)
@@ -337,7 +341,7 @@ def attend_kernel(
             tl.store(out + result[:, None] * HEAD_SIZE + column_d[None, :], mean.to(out.dtype.element_ty), mask=row_d)
             log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
             if SINKS:  # its own logit where it outweighs all keys, since in base 2 it may be beyond float32
-                log = tl.where(rescale == 0.0, tl.load(sinks + head * sinks0, mask=real, other=0.0), log)
+                log = tl.where(rescale == 0.0, own_sink, log)
             tl.store(lse + result, log, mask=real & (column == 0))
         else:
             base = token if by_token else seq * split_queries
@@ -409,7 +413,8 @@ def combine_kernel(
             total = total * rescale + tl.sum(weight[:, None] * sums, axis=0)
             top = new_top
         if SINKS:
-            top, denominator, rescale = with_sink(top, denominator, tl.load(sinks + head * sinks0) * LOG2_E_)
+            own_sink = tl.load(sinks + head.to(tl.int64) * sinks0)
+            top, denominator, rescale = with_sink(top, denominator, own_sink * LOG2_E_)
             total = total * rescale
         safe = tl.where(denominator == 0.0, 1.0, denominator)  # a query before the first key sees none
         result = (token + index).to(tl.int64) * num_heads + head
@@ -417,7 +422,7 @@ def combine_kernel(
         tl.store(out + result * HEAD_SIZE + d, mean.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
         log = tl.where(denominator == 0.0, float("-inf"), top * LN_2 + tl.log(safe))
         if SINKS:
-            log = tl.where(rescale == 0.0, tl.load(sinks + head * sinks0), log)
+            log = tl.where(rescale == 0.0, own_sink, log)
         tl.store(lse + result, log, mask=column == 0)
 
 
@@ -437,17 +442,24 @@ def paged_attention(
 
     `empty(shape, dtype)` makes every output and scratch array. split: keys per split; max_splits: of one sequence;
     split_queries: queries of a sequence that is split, at most; tile: keys per step, rows: rows of a tile of a long
-    sequence, both powers of two from 16 on. Raises ValueError for others.
+    sequence, both powers of two from 16 to 128; num_warps: a power of two up to 32; num_stages: tiles on their way, up
+    to 8. None chooses. Raises ValueError for others.
 
-    A decode reads K and V once for groups of up to 64 (in float32 beyond 128 head elements: 32), and of up to 128 where
-    a head has at most 128 elements in 16 bits, at most 64 in float32 or with a quantised cache; what wider heads would
-    spill stands at MANY_ROWS. Larger groups read them once for each tile of so many query heads.
+    A decode reads K and V once for groups of up to 128 (in float32 beyond 128 head elements: 64); what that spills on
+    which GPU stands at MANY_ROWS. Larger groups read them once for each tile of so many query heads.
     """
     for name, value in (("split", split), ("max_splits", max_splits), ("split_queries", split_queries)):
-        require(isinstance(value, int) and 1 <= value <= MAX_KEYS, name, f"be an integer from 1 to {MAX_KEYS}", value)
-    for name, size in (("tile", tile), ("rows", rows)):
-        fits = size is None or (isinstance(size, int) and size >= MIN_TILE and size & (size - 1) == 0)
-        require(fits, name, f"be a power of two from {MIN_TILE} on, or None", size)
+        require_option(name, value, 1, MAX_KEYS)
+    most = {
+        "tile": (tile, MIN_TILE, MAX_TILE),
+        "rows": (rows, MIN_DOT_ROWS, MANY_ROWS),
+        "num_warps": (num_warps, 1, 32),
+    }
+    for name, (size, low, high) in most.items():
+        if size is not None:
+            require_option(name, size, low, high, power_of_two=True)
+    if num_stages is not None:
+        require_option("num_stages", num_stages, 1, MAX_STAGES)
     query = problem.query
     num_tokens, num_heads, head_size = query.shape
     num_seqs, num_kv_heads = problem.seq_lens.shape[0], problem.key_cache.shape[2]
@@ -508,44 +520,54 @@ class _Tiles:
         most = MAX_CODE_TILE if codes and not float32 else MAX_TILE
         most = MAX_SCALED_TILE if _scaled(problem) else most
         columns = _columns(query)
-        if group > MAX_ROWS and columns <= (MANY_ROWS_NARROW if float32 or codes else MANY_ROWS_COLUMNS):
+        if group > MAX_ROWS and (not float32 or columns <= MANY_ROWS_FLOAT32_COLUMNS):
             return cls._many_rows(columns, float32, tile)
         rows = min(triton.next_power_of_2(group), MAX_ROWS)
         rows = rows if float32 else max(rows, MIN_DOT_ROWS)
         keys = min(most, _keys(query, TILE_BYTES))
         if float32 and rows > MAX_ROWS_FLOAT32:
-            rows = min(rows, MANY_SUMS // columns)
-            return cls(rows, tile or MIN_TILE, columns, LONG_STAGES, MANY_WARPS)
+            warps = MANY_WARPS if rows * columns <= MANY_SUMS else MOST_WARPS
+            return cls(rows, tile or MIN_TILE, columns, LONG_STAGES, warps)
         # 64 rows of 256 columns, in four warps, spill 90 times on sm_80; with codes 128 columns do, 72 times.
         wide = not float32 and rows > 32 and columns > (WIDE_COLUMNS if codes else 128)
-        registers = SCALED_REGISTERS if _scaled(problem) and not wide else 0
-        return cls(rows, tile or keys, columns, STAGES, WIDE_WARPS if wide else WARPS, registers)
+        if not float32 and rows > MIN_DOT_ROWS:
+            stages = LONG_STAGES if wide and _scaled(problem) else STAGES  # with five sm_80 spills 39 times
+            stages = PADDED_STAGES if wide and codes and query.shape[2] < columns == 128 else stages
+            return cls(rows, tile or keys, columns, stages, WIDE_WARPS if wide else WARPS, ALL_REGISTERS)
+        return cls(rows, tile or keys, columns, STAGES, WARPS, SCALED_REGISTERS if _scaled(problem) else 0)
 
     @classmethod
     def _many_rows(cls, columns: int, float32: bool, tile: int | None) -> "_Tiles":
         """Of a short sequence with a group above 64."""
+        if float32 and columns > WIDE_COLUMNS:
+            return cls(MANY_ROWS, tile or MIN_TILE, columns, LONG_STAGES, MOST_WARPS)
         if float32:
-            warps = MANY_WARPS if columns == MANY_ROWS_NARROW else WIDE_WARPS
+            warps = MANY_WARPS if columns == WIDE_COLUMNS else WIDE_WARPS
             return cls(MANY_ROWS, tile or MANY_ROWS_KEYS, columns, LONG_STAGES, warps)
-        keys = MANY_ROWS_KEYS if columns > MANY_ROWS_NARROW else MAX_CODE_TILE
+        if columns > MANY_ROWS_FLOAT32_COLUMNS:
+            return cls(MANY_ROWS, tile or MIN_TILE, columns, LONG_STAGES, WIDE_WARPS, ALL_REGISTERS)
+        keys = MANY_ROWS_KEYS if columns > WIDE_COLUMNS else MAX_CODE_TILE
         return cls(MANY_ROWS, tile or keys, columns, STAGES, WIDE_WARPS)
 
     @classmethod
     def long(cls, problem: PagedAttention, rows: int | None, tile: int | None) -> "_Tiles":
         query = problem.query
         if query.element_size() == 4:
-            return cls(rows or MAX_ROWS_FLOAT32, tile or _keys(query, TILE_BYTES), _columns(query), LONG_STAGES)
+            keys = _keys(query, LONG_FLOAT32_TILE_BYTES)
+            return cls(rows or MAX_ROWS_FLOAT32, tile or keys, _columns(query), LONG_STAGES)
         warps = WIDE_WARPS if _columns(query) > WIDE_COLUMNS else WARPS
         rows = rows or (SCALED_ROWS if _scaled(problem) else MAX_ROWS)
         codes = problem.key_cache.dtype in FORMATS
+        stages = PADDED_STAGES if codes and query.shape[2] < _columns(query) == 128 else LONG_STAGES
         keys = min(MAX_LONG_CODE_TILE if codes else MAX_LONG_TILE, _keys(query, LONG_TILE_BYTES))
-        registers = SCALED_REGISTERS if _scaled(problem) else LONG_REGISTERS if warps > WARPS else 0
-        return cls(rows, tile or keys, _columns(query), LONG_STAGES, warps, registers)
+        registers = ALL_REGISTERS if warps > WARPS or _scaled(problem) else 0
+        return cls(rows, tile or keys, _columns(query), stages, warps, registers)
 
     def launch(self, num_warps: int | None, num_stages: int | None) -> dict[str, int]:
-        """Warps and stages, as asked for or as they are best, and the registers."""
-        limit = {"maxnreg": self.registers} if self.registers else {}
-        return {"num_warps": num_warps or self.warps, "num_stages": num_stages or self.stages, **limit}
+        """Warps and stages, as asked for or as they are best, and the registers that the best warps have."""
+        warps = num_warps or self.warps
+        limit = {"maxnreg": self.registers} if self.registers and warps == self.warps else {}
+        return {"num_warps": warps, "num_stages": num_stages or self.stages, **limit}
 
     def constants(self) -> dict[str, Any]:
         return {"ROWS": self.rows, "TILE": self.tile, "TILE_D": self.columns, "MULTIPLY": self.rows == 1}

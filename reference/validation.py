@@ -68,6 +68,13 @@ def require_real(argument: str, value: Any) -> None:
     require(real and -most <= number <= most, argument, "be finite and within float32", value)
 
 
+def require_option(argument: str, value: Any, low: int, high: int, *, power_of_two: bool = False) -> None:
+    """Require of an option of a launch a Python integer (no bool) from `low` to `high`."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    kind = "a power of two" if power_of_two else "an integer"
+    require(whole and not (power_of_two and value & (value - 1)), argument, f"be {kind} from {low} to {high}", value)
+
+
 def require_int(argument: str, value: Any, *, low: int) -> None:
     """Require a Python or NumPy integer (no bool) of at least `low`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
