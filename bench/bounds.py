@@ -119,7 +119,12 @@ def versions() -> dict[str, str]:
 
 def load(path: Path) -> dict[str, Any]:
     """What is stored, or the beginning of it."""
-    return dict(json.loads(path.read_text())) if path.is_file() else {"runs": {}}
+    if not path.is_file():
+        return {"runs": {}}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise SystemExit(f"{path} does not hold what this command stores, and is left as it is: {error}") from None
 
 
 def store(path: Path, data: dict[str, Any]) -> None:
@@ -191,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nox -s bounds --", description=__doc__.partition("\n")[0])
     parser.add_argument("--provider", action="append", help="a name, MODULE:NAME or PATH.py:NAME; ours by default")
     parser.add_argument("--op", action="append", choices=list(OPS), help="both by default")
-    parser.add_argument("--problems", type=int, default=PROBLEMS, help="of each provider and op")
+    parser.add_argument("--problems", type=int, default=PROBLEMS, help="of each provider and op; few fill no cell")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=STORED, help="where results are stored and gone on from")
     parser.add_argument("--index", type=int, help="run this problem alone, and store nothing")
