@@ -14,6 +14,7 @@ from pagebench.kernels.cuda_host import KernelTimeout, MemoryFault, RawModule, t
 from pagebench.kernels.cupy_provider import CupyProvider
 from pagebench.kernels.memory_trace import BufferTraffic, LaunchTrace, RaceError, UninitialisedReadError, trace
 from pagebench.kernels.memory_trace_races import Access
+from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.reference.block_copy import CopyBlocks
 from pagebench.reference.dtypes import INT32
 from pagebench.reference.paged_attention import PagedAttention
@@ -331,3 +332,23 @@ def test_attention_without_barriers(samples: Samples, tmp_path: Path) -> None:
     assert "shared" in race.buffer
     assert race.first.program == race.second.program
     assert race.first.thread != race.second.thread
+
+
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "codes": {"cache_dtype": "int8", "kv_scale": "slot"},
+    "codes, float32": {"cache_dtype": "float8_e4m3fn", "kv_scale": "slot", "dtype": "float32", "group": 2},
+    "wide": {"head_size": 576},
+    "wide, codes": {"head_size": 576, "cache_dtype": "float8_e5m2", "kv_scale": "head"},
+    "many rows": {"group": 71},
+    "many rows, float32": {"group": 40, "dtype": "float32"},
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_every_kind_of_program_runs_clean(samples: Samples, kind: str) -> None:
+    """No race and no read of what nobody wrote, in several splits and tiles of each."""
+    provider = CupyProvider()
+    problem: Any = AttentionRecipe(sequences=((1, 150), (2, 70)), block_size=16, **PROGRAMS[kind]).build()
+    for variant in provider.variants(problem):
+        with trace(provider):
+            provider.paged_attention(problem.on(provider), **variant)

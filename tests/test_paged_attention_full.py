@@ -15,6 +15,7 @@ import torch
 
 from pagebench.kernels.providers import load_provider
 from pagebench.properties import contracts, merge_states_relations, relations, strategies
+from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.properties.support import everything
 from pagebench.reference import error_bounds, merge_states
@@ -368,21 +369,40 @@ def test_a_bound_of_nan_bounds_nothing() -> None:
         ("triton", {"split": 0}, r"split must be an integer from 1 to \d+, got 0"),
         ("triton", {"max_splits": -1}, r"max_splits must be an integer from 1 to \d+, got -1"),
         ("triton", {"split": 2**40}, r"split must be an integer from 1 to \d+, got \d+"),
-        ("triton", {"tile": "16"}, "tile must be a power of two from 16 on, or None, got '16'"),
-        ("triton", {"tile": 7}, "tile must be a power of two from 16 on, or None, got 7"),
-        ("triton", {"rows": 24}, "rows must be a power of two from 16 on, or None, got 24"),
-        ("cupy", {"split": -5}, r"split must be an integer from 1 to \d+, or None, got -5"),
-        ("cupy", {"split": 2.5}, r"split must be an integer from 1 to \d+, or None, got 2.5"),
-        ("cupy", {"max_splits": 2**40}, r"max_splits must be an integer from 1 to \d+, or None, got \d+"),
+        ("triton", {"tile": "16"}, "tile must be a power of two from 16 to 128, got '16'"),
+        ("triton", {"tile": 7}, "tile must be a power of two from 16 to 128, got 7"),
+        ("triton", {"rows": 24}, "rows must be a power of two from 16 to 128, got 24"),
+        ("triton", {"split": True}, r"split must be an integer from 1 to \d+, got True"),
+        ("triton", {"tile": 256}, "tile must be a power of two from 16 to 128, got 256"),
+        ("triton", {"num_warps": 3}, "num_warps must be a power of two from 1 to 32, got 3"),
+        ("triton", {"num_stages": 0}, "num_stages must be an integer from 1 to 8, got 0"),
+        ("cupy", {"split": -5}, r"split must be an integer from 1 to \d+, got -5"),
+        ("cupy", {"split": 2.5}, r"split must be an integer from 1 to \d+, got 2.5"),
+        ("cupy", {"max_splits": 2**40}, r"max_splits must be an integer from 1 to \d+, got \d+"),
         ("cupy", {"tile": 7}, "tile must be a multiple of 16 up to 128, or None, got 7"),
         ("cupy", {"tile": 256}, "tile must be a multiple of 16 up to 128, or None, got 256"),
-        ("cupy", {"row_warps": 3}, "row_warps must be 1, 2, 4 or None, got 3"),
+        ("cupy", {"row_warps": 3}, "row_warps must be a power of two from 1 to 4, got 3"),
     ],
 )
 def test_a_variant_that_cannot_be_is_refused(name: str, variant: dict[str, Any], message: str) -> None:
     provider = load_provider(name)
     with pytest.raises(ValueError, match=message):
         provider.paged_attention(problem_of().on(provider), **variant)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "message"),
+    [
+        ("triton", {"columns": 24}, "columns must be a power of two from 1 to 512, got 24"),
+        ("triton", {"tile_bytes": 100}, r"tile_bytes must be a power of two from 16 to \d+, got 100"),
+        ("triton", {"num_warps": 0}, "num_warps must be a power of two from 1 to 32, got 0"),
+        ("cupy", {"threads": 33}, "threads must be a multiple of 32 up to 1024, got 33"),
+    ],
+)
+def test_a_variant_of_merging_that_cannot_be_is_refused(name: str, variant: dict[str, Any], message: str) -> None:
+    provider = load_provider(name)
+    with pytest.raises(ValueError, match=message):
+        provider.merge_states(MergeRecipe().build().on(provider), **variant)
 
 
 def test_a_tile_that_no_gpu_has_shared_memory_for_is_refused() -> None:

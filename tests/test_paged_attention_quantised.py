@@ -16,6 +16,7 @@ from bench._launch import CompiledLaunch
 from pagebench.kernels.providers import load_provider
 from pagebench.properties import contracts
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
+from pagebench.reference.paged_attention import paged_attention
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = (("float8_e4m3fn", "scalar"), ("float8_e5m2", "head"), ("int8", "slot"))
@@ -58,14 +59,14 @@ def test_triton_copies_codes_in_16_bytes(arch: int) -> None:
 
 
 # Of values: what their scales are multiplied with, and the orders of magnitude between keys, either way.
-SIZES = {"small": (1e-7, 3), "mixed": (0.05, 3), "tiny": (1e-20, 10)}
+SIZES = {"small": (1e-7, 3), "mixed": (0.05, 3), "tiny": (1e-20, 10), "large": (1e6, 1)}
 
 
 @pytest.mark.parametrize("name", ["triton", "cupy"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("size", SIZES)
 def test_value_scales_of_any_size(name: str, dtype: str, size: str) -> None:
-    """Also those that float16 does not hold, each alone or with a code, as long as it holds the result."""
+    """Also those that float16 does not hold, each alone or with a code; a result that it does not hold is infinite."""
     provider = load_provider(name)
     if provider.unavailable() is not None:
         pytest.skip(str(provider.unavailable()))
@@ -76,7 +77,9 @@ def test_value_scales_of_any_size(name: str, dtype: str, size: str) -> None:
         problem = dataclasses.replace(recipe, cache_dtype=cache_dtype, kv_scale="slot").build()
         spread = 10.0 ** rng.uniform(-orders, orders, problem.value_scale.shape)
         scaled = (problem.value_scale * factor * spread).astype(np.float32)
-        contracts.check(provider, dataclasses.replace(problem, value_scale=scaled), variant={"split": 16, "tile": 16})
+        problem = dataclasses.replace(problem, value_scale=scaled)
+        assert (abs(paged_attention(problem)[0]) > 65520).any() == (size == "large")
+        contracts.check(provider, problem, variant={"split": 16, "tile": 16})
 
 
 @pytest.mark.parametrize("name", ["triton", "cupy"])

@@ -14,6 +14,7 @@ from pagebench.properties.host_arrays import HostArrays, copy_of
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.reference import block_copy, dtypes, placement
 from pagebench.reference.block_copy import CopyBlocks
+from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.paged_attention import PagedAttention, paged_attention
 from pagebench.reference.problem import from_text
 
@@ -135,6 +136,8 @@ INVALID: list[tuple[str, Any, str]] = [
     ("sinks", lambda p: np.full(1, np.nan, np.float32), "sinks must be finite"),
     ("alibi_slopes", lambda p: np.zeros(2, np.float32), "alibi_slopes must have shape"),
     ("alibi_slopes", lambda p: np.full(1, 3e38, np.float32), "alibi_slopes must be within float32 when multiplied"),
+    ("scale", lambda p: 1e-50, "scale must be 0 or at least 1.175e-38, a normal number of float32, got 1e-50"),
+    ("seq_lens", lambda p: np.array([2**30 + 1], np.int32), "seq_lens must be at most 1073741824"),
     ("scale", lambda p: 10**400, "scale must be finite and within float32"),
     ("soft_cap", lambda p: np.float16(np.inf), "soft_cap must be finite and within float32"),
     ("key_scale", lambda p: np.ones((), np.float32), "key_scale must be None for an unquantised cache"),
@@ -146,6 +149,92 @@ def test_invalid_attention_problem_names_the_argument(field: str, change: Any, m
     p = attention()
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(p, **{field: change(p)})
+
+
+CODES = {"cache_dtype": "int8"}
+LARGE = np.full(1, 1e20, np.float32)
+INVALID_TOGETHER: list[tuple[dict[str, Any], Any, str]] = [
+    (
+        {"sequences": ((1, 5), (1, 5))},
+        lambda p: {"query_start": np.array([0, 3, 2], np.int32)},
+        "query_start must not decrease",
+    ),
+    ({}, lambda p: {"causal": False, "window": 4}, "window must be None unless causal"),
+    ({"alibi": True}, lambda p: {"causal": False}, "alibi_slopes must be None unless causal"),
+    ({}, lambda p: {"causal": 1}, "causal must be a bool"),
+    ({"num_kv_heads": 2}, lambda p: {"query": p.query[:, :1]}, "query must have a multiple of 2 heads"),
+    (
+        {},
+        lambda p: {n: getattr(p, n)[..., :0] for n in ("query", "key_cache", "value_cache")},
+        "query must have a head_size >= 1",
+    ),
+    (
+        {},
+        lambda p: {n: getattr(p, n)[:, :0] for n in ("key_cache", "value_cache")},
+        "key_cache must have a block_size >= 1",
+    ),
+    (
+        {},
+        lambda p: {n: getattr(p, n)[:, :, :0] for n in ("key_cache", "value_cache")},
+        "key_cache must have num_kv_heads >= 1",
+    ),
+    ({}, lambda p: {"query_start": np.array([0, 1, 1], np.int32)}, r"query_start must have shape \[2\]"),
+    ({}, lambda p: {"block_table": np.concatenate([p.block_table] * 2)}, "block_table must have shape"),
+    ({}, lambda p: {"block_table": np.full_like(p.block_table, p.num_blocks)}, r"block_table\[0\] must hold block ids"),
+    (CODES, lambda p: {"key_scale": 1.0}, "key_scale must be float32, got 'float'"),
+    (CODES, lambda p: {"key_scale": np.ones(1)}, "key_scale must be float32, got 'float64'"),
+    (CODES, lambda p: {"value_scale": np.ones(2, np.float32)}, "value_scale must have one of the shapes"),
+    *(
+        (CODES, lambda p, bad=bad: {"value_scale": np.full(1, bad, np.float32)}, "value_scale must be finite and > 0")
+        for bad in (0, -1, np.inf, np.nan)
+    ),
+    (
+        CODES,
+        lambda p: {"scale": 1e20, "key_scale": LARGE},
+        r"scale must be within float32 when multiplied by key_scale and log2",
+    ),
+    (
+        CODES,
+        lambda p: {"scale": 1e20, "key_scale": LARGE, "soft_cap": 1e30},
+        "scale must be within float32 when multiplied by key_scale",
+    ),
+    ({}, lambda p: {"scale": 1e20, "soft_cap": 1e-20}, "soft_cap must not be so small that"),
+    (
+        {},
+        lambda p: {n: getattr(p, n).astype(np.float16) for n in ("key_cache", "value_cache")},
+        "key_cache must have dtype",
+    ),
+]
+
+
+@pytest.mark.parametrize(("choices", "change", "message"), INVALID_TOGETHER, ids=lambda value: str(value)[:40])
+def test_invalid_attention_problems_of_several_arguments(choices: Any, change: Any, message: str) -> None:
+    p = attention(**choices)
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(p, **change(p))
+
+
+def test_values_whose_sum_float32_does_not_hold_are_refused() -> None:
+    p = attention()
+    with pytest.raises(ValueError, match=r"value_cache must keep the sum of \|value\|"):
+        paged_attention(dataclasses.replace(p, value_cache=np.full_like(p.value_cache, 1e38)))
+
+
+def test_a_window_moves_its_own_keys_alone() -> None:
+    p = attention(sequences=((1, 9), (2, 9)), window=3, block_size=2)
+    assert [p.first_visible(seq) for seq in range(2)] == [6, 5]
+    keys, small = 3 + 4, 2 * 4 + 3 * 4 + (2 + 3) * 4
+    assert p.bytes_moved() == keys * 2 * 8 * 4 + 2 * p.query.nbytes + 4 * 3 + small
+
+
+def test_merging_counts_bytes_and_checks_shapes() -> None:
+    out, lse = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), np.float32)
+    lse[0, 0] = -np.inf
+    assert MergeStates(out, lse, out, np.zeros((2, 3), np.float32)).bytes_moved() == (5 + 6 + 6) * 16 + 3 * 6 * 4
+    with pytest.raises(ValueError, match="out_a must have a head_size >= 1"):
+        MergeStates(out[..., :0], lse, out[..., :0], lse)
+    with pytest.raises(ValueError, match="lse_b must have shape"):
+        MergeStates(out, lse, out, lse[:, :2])
 
 
 @pytest.mark.parametrize("change", [{"scale": 2e38}, {"query": 1e38, "scale": 1e-30}, {"query": -1e35, "scale": 1e3}])
