@@ -207,7 +207,9 @@ INVALID_TOGETHER: list[tuple[dict[str, Any], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("choices", "change", "message"), INVALID_TOGETHER, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("choices", "change", "message"), INVALID_TOGETHER, ids=[message for _, _, message in INVALID_TOGETHER]
+)
 def test_invalid_attention_problems_of_several_arguments(choices: Any, change: Any, message: str) -> None:
     p = attention(**choices)
     with pytest.raises(ValueError, match=message):
