@@ -13,7 +13,7 @@ from bench._codegen import _record_workload, _recording
 from bench._codegen_sweep import local_memory_faults, parser_of, run_each, size_faults
 from bench._launch import CompiledLaunch
 
-HEAD_SIZES = (16, 24, 32, 64, 80, 96, 112, 120, 128, 192, 256)
+HEAD_SIZES = (16, 24, 32, 64, 80, 96, 112, 120, 128, 192, 256, 320)
 # Types of the query and of the cache, and how the cache's scales are given.
 TYPES: dict[str, dict[str, Any]] = {
     "fp16": {},

@@ -24,7 +24,7 @@ class FmaWarp {
   using Element = float;
   static constexpr int HEAD = D, ROWS = R, CHUNK = 8, WARPS = NUM_WARPS, THREADS = WARPS * kWarpSize;
   static constexpr int PROGRAMS_PER_SM = (IS_WIDE || R > 4 ? 2 : 3) * 4 / WARPS;
-  static constexpr bool WIDE = IS_WIDE, LOOKS_AHEAD = R * D < 4096;
+  static constexpr bool WIDE = IS_WIDE;
 
   struct Dots {
     float of[ROWS];

@@ -99,7 +99,6 @@ struct KeyTiles {
   using T = typename Warp::Element;
   using Code = unsigned char;
   static constexpr int D = Warp::HEAD, PIECE = 16 / sizeof(T), PIECES = D / PIECE, THREADS = Warp::THREADS;
-  static constexpr int ROWS_AT_ONCE = Warp::LOOKS_AHEAD ? 4 : 1;
   static_assert(THREADS % PIECES == 0, "a thread stages the same piece of every row");
 
   Cache keys, values;
@@ -166,7 +165,7 @@ struct KeyTiles {
         stage_piece(value_to + at, exist ? value_piece + slot.y : value_data, values.stride, exist, vector);
     };
     if (vector) {
-#pragma unroll ROWS_AT_ONCE
+#pragma unroll 4
       for (int row = threadIdx.x / PIECES; row < tile; row += THREADS / PIECES) stage_row(row);
     } else {
 #pragma unroll 1

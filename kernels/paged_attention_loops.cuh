@@ -50,7 +50,6 @@ __device__ void attend(Warp& state, const KeyTiles<Warp>& kv, T* query_tile, con
     if (index + 1 < kv.count()) kv.start(index + 1, 0);
     if (index < 0) continue;  // the first tile is on its way
     const auto ahead = kv.look_up(index + 2);
-    if (!Warp::LOOKS_AHEAD) kv.note(index + 2, ahead);
     if (kv.format != UNQUANTISED) {
       kv.decode(index, true);
       __syncthreads();
@@ -63,7 +62,7 @@ __device__ void attend(Warp& state, const KeyTiles<Warp>& kv, T* query_tile, con
       state.absorb(dots, row, kv.value_tile(index) + from * Warp::HEAD, chunk_of(kv, range, index, from, plain),
                    scoring);
     }
-    if (Warp::LOOKS_AHEAD) kv.note(index + 2, ahead);
+    kv.note(index + 2, ahead);
   }
 }
 

@@ -13,7 +13,7 @@ class MmaWarp {
   using Element = T;
   static constexpr int HEAD = D, ROWS = 16, CHUNK = 16, WARPS = NUM_WARPS, THREADS = WARPS * kWarpSize;
   static constexpr int PROGRAMS_PER_SM = (D > 128 ? 2 : D > 64 ? 3 : 4) * 4 / WARPS;
-  static constexpr bool WIDE = IS_WIDE, LOOKS_AHEAD = true;
+  static constexpr bool WIDE = IS_WIDE;
 
   struct Dots {
     float of[2][4];  // accumulators of mma

@@ -103,6 +103,9 @@ MANY_WARPS, MOST_WARPS, MANY_SUMS = 16, 32, 64 * 128
 # rows, and read K and V once for each 64.
 MANY_ROWS, MANY_ROWS_FLOAT32_COLUMNS = 128, 128
 MANY_ROWS_KEYS = 32  # in float32, and of more than 64 columns
+# Of heads of more than MAX_COLUMNS elements, whose queries take shared memory for each stage: 64 rows in three stages
+# 160 KB on sm_90, in five 240 KB, which it does not have; 32 in three 64 KB. Float32 spills 49 times in three stages.
+PART_ROWS, PART_STAGES = 32, 2
 SCALED_ROWS = 32  # of long sequences where each slot has scales, whose weights take twice the registers
 LONG_TILE_BYTES, LONG_STAGES = 16384, 3  # of long sequences, which compute on 64 rows for each tile of K and V
 PADDED_STAGES = 2  # of 64 rows and codes of heads between 64 and 128: with three sm_80 spills 59 times
@@ -520,6 +523,8 @@ class _Tiles:
         most = MAX_CODE_TILE if codes and not float32 else MAX_TILE
         most = MAX_SCALED_TILE if _scaled(problem) else most
         columns = _columns(query)
+        if query.shape[2] > MAX_COLUMNS:
+            return cls._in_parts(query, triton.next_power_of_2(group), tile)
         if group > MAX_ROWS and (not float32 or columns <= MANY_ROWS_FLOAT32_COLUMNS):
             return cls._many_rows(columns, float32, tile)
         rows = min(triton.next_power_of_2(group), MAX_ROWS)
@@ -550,8 +555,18 @@ class _Tiles:
         return cls(MANY_ROWS, tile or keys, columns, STAGES, WIDE_WARPS)
 
     @classmethod
+    def _in_parts(cls, query: torch.Tensor, rows: int, tile: int | None) -> "_Tiles":
+        """Of a head that is taken MAX_COLUMNS elements at a time, whose queries are on their way like its keys."""
+        if query.element_size() == 4:
+            return cls(min(rows, MAX_ROWS_FLOAT32), tile or MIN_TILE, MAX_COLUMNS, PART_STAGES)
+        rows = min(max(rows, MIN_DOT_ROWS), PART_ROWS)
+        return cls(rows, tile or MIN_TILE, MAX_COLUMNS, LONG_STAGES, WARPS, ALL_REGISTERS)
+
+    @classmethod
     def long(cls, problem: PagedAttention, rows: int | None, tile: int | None) -> "_Tiles":
         query = problem.query
+        if query.shape[2] > MAX_COLUMNS:
+            return cls._in_parts(query, rows or PART_ROWS, tile)
         if query.element_size() == 4:
             keys = _keys(query, LONG_FLOAT32_TILE_BYTES)
             return cls(rows or MAX_ROWS_FLOAT32, tile or keys, _columns(query), LONG_STAGES)

@@ -1,13 +1,17 @@
 """How paged attention would fill a GPU: programs and bytes on their way for each SM, from launches as compiled."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from bench import _codegen
 from bench._launch import CompiledLaunch
 
+ROOT = Path(__file__).resolve().parent.parent
 SMS = 132  # of an H200, whose memory wants BYTES_IN_FLIGHT on the way to each of them
 BYTES_IN_FLIGHT = 25 * 1024
 DECODES = ("llama-3-8b-decode-b8-s4096-block16-fp16", "llama-3-8b-decode-b1-s32768-block16-fp16")
@@ -72,6 +76,16 @@ def test_decode_fills_a_gpu(provider: str, workload: str) -> None:
     assert resident * per_program >= BYTES_IN_FLIGHT
     assert launch.stats.spills == 0
     assert max(launch.stats.async_copies) == 128
+
+
+def test_heads_that_are_taken_in_parts_fit_an_sm() -> None:
+    """Large groups of heads of more than 256 elements, whose queries are loaded again and again, in Triton."""
+    options = ["--provider", "triton", "--arch", "90", "--head-size", "576", "--work", "decode-g128"]
+    command = [sys.executable, "-m", "bench.paged_attention_codegen", *options, "--type", "fp16", "--type", "fp32"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    launches = [line for line in done.stdout.splitlines() if "programs/SM" in line]
+    assert sum("attend_kernel" in line for line in launches) == 2, done.stderr
+    assert not [line for line in launches if "no program fits" in line or " 0 programs/SM" in line]
 
 
 LOOP = """
