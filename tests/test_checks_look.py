@@ -204,3 +204,26 @@ def test_the_bound_of_a_merge_is_as_large_as_derived() -> None:
     of_out, of_lse = merge_states.bound(MergeStates(out, lse, out, lse))
     assert (of_out < 12 * U).all()
     assert (of_lse < 10 * U).all()
+
+
+def test_a_key_whose_terms_cancel_may_turn_out_the_largest() -> None:
+    """In float64 its score is 62,500 below the other's, and its weight 0; in float32 it may be off by ten million."""
+    p: Any = AttentionRecipe(dtype="float32", head_size=16, sequences=((1, 2),), scale=1.0).build()
+    query, key, value = np.full_like(p.query, 1e6), np.zeros_like(p.key_cache), np.zeros_like(p.value_cache)
+    blocks, offsets = p.slots(0)
+    key[blocks[1], offsets[1]] = np.where(np.arange(16) % 2, 1e6, -1e6)
+    key[blocks[1], offsets[1], :, 0] -= 0.0625
+    value[blocks[1], offsets[1]] = 1
+    of_out, of_lse = error_bounds.paged_attention(dataclasses.replace(p, query=query, key_cache=key, value_cache=value))
+    assert (of_out >= 1).all()
+    assert (of_lse >= 1e6).all()
+
+
+@pytest.mark.parametrize(("given", "code"), [("scalar", 1), ("head", 1), ("slot", 57344)])
+def test_what_flushing_costs_is_as_large_as_derived(given: str, code: int) -> None:
+    """Of two keys of value 0, of which nothing else is lost: f, times the largest code where slots have scales."""
+    p: Any = AttentionRecipe(dtype="float32", sequences=((1, 2),), cache_dtype="float8_e5m2", kv_scale=given).build()
+    p.value_cache[...] = 0
+    of_out, _ = error_bounds.paged_attention(p)
+    assert (of_out >= 2 * code * error_bounds.FLUSHED).all()
+    assert (of_out <= 1.02 * 2 * code * error_bounds.FLUSHED).all()

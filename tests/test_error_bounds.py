@@ -205,6 +205,28 @@ def test_a_result_beyond_its_dtype_is_an_infinity(got: float, expected: float, g
             assert_close("x", *arrays)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "got", "expected", "bound", "good"),
+    [
+        (np.float16, -np.inf, -65515.0, 42.0, True),  # the same below zero
+        (np.float16, np.inf, 65515.0, 1.0, False),  # a bound below the rounding leaves nothing to compute
+        (ml_dtypes.bfloat16, np.inf, 1e39, 42.0, True),
+        (ml_dtypes.bfloat16, np.inf, 3e38, 42.0, False),
+        (np.float32, np.inf, 1e39, 42.0, False),
+        (np.float16, 1.0, 1 + 2.0**-12, 0.0, False),  # a number that the right result rounds to is no infinity
+    ],
+)
+def test_infinities_below_zero_and_of_other_dtypes(
+    dtype: Any, got: float, expected: float, bound: float, good: bool
+) -> None:
+    arrays = np.array([got], dtype), np.array([expected]), np.array([bound])
+    if good:
+        assert_close("x", *arrays)
+    else:
+        with pytest.raises(AssertionError, match="x: 1 of 1"):
+            assert_close("x", *arrays)
+
+
 def test_assert_close_shows_the_worst_element() -> None:
     with pytest.raises(AssertionError, match=r"1 of 3 elements are wrong, the worst at \[1\]: got .*2\.0.*within 0\.5"):
         assert_close("x", np.array([1.0, 2.0, 1.0]), np.ones(3), np.full(3, 0.5))

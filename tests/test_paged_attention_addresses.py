@@ -8,10 +8,12 @@ import pytest
 
 from pagebench.kernels.providers import load_provider
 from pagebench.properties import contracts, far_blocks, probes, relations
+from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
+from pagebench.properties.runs import Run, results_of
 from pagebench.reference import error_bounds
-from pagebench.reference.paged_attention import paged_attention
-from pagebench.reference.placement import place
+from pagebench.reference.merge_states import MergeStates
+from pagebench.reference.placement import Placement, place
 
 PROVIDERS = ["triton", "cupy"]
 
@@ -44,7 +46,9 @@ def test_every_small_array_may_have_any_stride(name: str, kv_scale: str) -> None
         contracts.check(provider, problem, variant=variant)
 
 
-def check_far(provider: Any, problem: Any, strides: dict[str, tuple[int, ...]]) -> None:
+def check_far(
+    provider: Any, problem: Any, strides: dict[str, tuple[int, ...]], variant: dict[str, Any] | None = None
+) -> None:
     """The result is right with these arrays in memory that is never touched in between, strides in elements."""
     placed = place(problem, provider).problem
     size = max(sum((n - 1) * s for n, s in zip(getattr(problem, f).shape, strides[f], strict=True)) for f in strides)
@@ -56,10 +60,9 @@ def check_far(provider: Any, problem: Any, strides: dict[str, tuple[int, ...]]) 
         bits = np.dtype(f"u{array.itemsize}")
         provider.as_strided(room, bits, *layout)[...] = provider.to_device(array.view(bits))
         far[field] = provider.as_strided(room, array.dtype, *layout)
-    results = provider.paged_attention(far_blocks._replaced(placed, far))
-    expected, bounds = paged_attention(problem), error_bounds.paged_attention(problem)
-    for name, got, right, bound in zip(("out", "lse"), results, expected, bounds, strict=True):
-        error_bounds.assert_close(name, provider.to_host(got), right, bound)
+    placement = Placement(far_blocks._replaced(placed, far), (), provider)
+    returned = getattr(provider, problem.op)(placement.problem, **(variant or {}))
+    contracts.expectation(problem)(Run(results_of(provider, problem, placement, returned), ()))
 
 
 def compact(array: Any) -> list[int]:
@@ -149,7 +152,53 @@ def test_a_window_and_its_queries_take_one_split_more(name: str) -> None:
     contracts.check(supported(name), problem, variant={"split": 16, "tile": 16})
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_heads_larger_than_a_tile_in_groups_and_with_gaps(dtype: str) -> None:
-    recipe = AttentionRecipe(dtype=dtype, head_size=300, group=2, sequences=((2, 18),), kv_layout="padded")
+@pytest.mark.parametrize(("dtype", "group"), [("float16", 2), ("float32", 3), ("float16", 17)])
+def test_heads_larger_than_a_tile_in_groups_and_with_gaps(dtype: str, group: int) -> None:
+    recipe = AttentionRecipe(dtype=dtype, head_size=300, group=group, sequences=((2, 18),), kv_layout="padded")
     contracts.check(supported("triton"), recipe.build(), variant={"split": 16, "tile": 16})
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize(
+    ("axis", "step"), [*((1, step) for step in (2**30 + 1, 2**30 + 2**12, 2**33 + 2**15)), (2, 2**30 + 1)]
+)
+def test_offsets_of_merging_do_not_wrap_along_any_axis(name: str, axis: int, step: int) -> None:
+    """Heads of outs and lses, and elements of outs, in elements or in units of 16 bytes."""
+    problem = MergeRecipe(dtype="float32", num_heads=3, head_size=16).build()
+    strides = {}
+    for field in ("out_a", "out_b", "lse_a", "lse_b"):
+        steps = compact(getattr(problem, field))
+        if axis < len(steps):
+            steps[axis] = step
+        strides[field] = tuple(steps)
+    check_far(supported(name), problem, strides)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize("fields", [("block_table",), ("sinks",)])
+def test_offsets_of_tables_and_of_sinks_of_several_splits_do_not_wrap(name: str, fields: tuple[str, ...]) -> None:
+    recipe = AttentionRecipe(head_size=16, num_kv_heads=3, block_size=20, sequences=((1, 40), (1, 21), (1, 60)))
+    problem = dataclasses.replace(recipe, sinks=True).build()
+    strides = {}
+    for field in fields:
+        steps = compact(getattr(problem, field))
+        steps[-1] = 2**30 + 2**12
+        strides[field] = tuple(steps)
+    check_far(supported(name), problem, strides, {"split": 16, "tile": 16})
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+@pytest.mark.parametrize(("first", "size"), [(1, 64), (0, 33), (0, 36)])
+def test_merging_rows_that_do_not_begin_or_end_at_16_bytes(name: str, first: int, size: int) -> None:
+    """Strides are multiples of 16 bytes, the first address or the length is none."""
+    rng = np.random.default_rng(0)
+    outs = [rng.standard_normal((5, 2, 72)).astype(np.float16)[..., first : first + size] for _ in "ab"]
+    lses = [rng.standard_normal((5, 2)).astype(np.float32) for _ in "ab"]
+    contracts.check(supported(name), MergeStates(outs[0], lses[0], outs[1], lses[1]))
+
+
+@pytest.mark.parametrize("window", [15, 16, 17])
+def test_a_window_and_the_queries_of_a_tile_take_splits_more(window: int) -> None:
+    """Where rows are several tiles, whose splits are counted together, in CUDA."""
+    problem = AttentionRecipe(group=2, sequences=((100, 120), (1, 33)), window=window).build()
+    contracts.check(supported("cupy"), problem, variant={"split": 16, "tile": 16})

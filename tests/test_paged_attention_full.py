@@ -410,3 +410,32 @@ def test_a_tile_that_no_gpu_has_shared_memory_for_is_refused() -> None:
     problem = problem_of(dtype="float32", head_size=256, group=33)
     with pytest.raises(ValueError, match=r"tile must need at most \d+ bytes of shared memory, not \d+, got 128"):
         provider.paged_attention(problem.on(provider), tile=128)
+
+
+LIMITS: list[tuple[str, dict[str, int]]] = [
+    ("triton", {"split": 1, "max_splits": 1, "split_queries": 1, "tile": 16, "rows": 16}),
+    ("triton", {"split": 1, "num_warps": 1, "num_stages": 1}),
+    ("triton", {"split": 2**30, "max_splits": 2**30, "split_queries": 2**30, "num_warps": 32, "num_stages": 8}),
+    ("triton", {"split_queries": 1, "tile": 128, "rows": 128}),
+    ("cupy", {"split": 1, "max_splits": 1, "tile": 16, "row_warps": 1}),
+    ("cupy", {"split": 2**30, "max_splits": 2**28, "tile": 128, "row_warps": 4}),
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), LIMITS)
+def test_a_variant_at_the_limits_is_right(name: str, variant: dict[str, int]) -> None:
+    problem = AttentionRecipe(head_size=16, group=2, sequences=((1, 37), (3, 20))).build()
+    contracts.check(load_provider(name), problem, variant=variant)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("triton", {"columns": 1, "tile_bytes": 16, "num_warps": 1}),
+        ("triton", {"columns": 512, "tile_bytes": 2**16, "num_warps": 32}),
+        ("cupy", {"threads": 32}),
+        ("cupy", {"threads": 1024}),
+    ],
+)
+def test_a_variant_of_merging_at_the_limits_is_right(name: str, variant: dict[str, int]) -> None:
+    contracts.check(load_provider(name), MergeRecipe(head_size=24, num_heads=3).build(), variant=variant)

@@ -15,7 +15,7 @@ from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.reference import block_copy, dtypes, placement
 from pagebench.reference.block_copy import CopyBlocks
 from pagebench.reference.merge_states import MergeStates
-from pagebench.reference.paged_attention import PagedAttention, paged_attention
+from pagebench.reference.paged_attention import MAX_KEYS, PagedAttention, paged_attention
 from pagebench.reference.problem import from_text
 
 
@@ -311,3 +311,33 @@ def test_text_round_trip(recipe: Any) -> None:
 def test_text_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="must be the text of a problem"):
         from_text("certainly not")
+
+
+@pytest.mark.parametrize("scale", [0, 0.0, -1.0, 2.0**-126, -(2.0**-126)])
+def test_scales_at_the_limits_are_accepted(scale: float) -> None:
+    dataclasses.replace(attention(), scale=scale)
+
+
+def test_a_sequence_of_the_largest_length_is_accepted() -> None:
+    p = attention()
+    cache = np.broadcast_to(p.key_cache[:1, :1], (1, 2**20, *p.key_cache.shape[2:]))
+    table = np.zeros((1, MAX_KEYS // 2**20), np.int32)
+    lengths = np.array([MAX_KEYS], np.int32)
+    dataclasses.replace(p, key_cache=cache, value_cache=cache, block_table=table, seq_lens=lengths)
+
+
+def test_dot_products_are_looked_at_before_their_scales() -> None:
+    """Of codes, whose scale makes them small; and each for itself, as large elements may not meet."""
+    p = attention(cache_dtype="int8", kv_scale="head")
+    large = dataclasses.replace(
+        p,
+        query=np.full_like(p.query, 1e37),
+        key_cache=np.full_like(p.key_cache, 100),
+        key_scale=np.full_like(p.key_scale, 1e-36),
+    )
+    with pytest.raises(ValueError, match=r"query must keep sum \|q\|\|k\|, before any scale"):
+        paged_attention(large)
+    p = attention()
+    query, keys = np.zeros_like(p.query), np.zeros_like(p.key_cache)
+    query[..., 0], keys[..., 1] = 1e30, 1e30
+    paged_attention(dataclasses.replace(p, query=query, key_cache=keys))

@@ -14,6 +14,7 @@ from pagebench.kernels.devices import gpu_present
 from pagebench.kernels.memory_trace import LaunchTrace, requested_bytes, trace
 from pagebench.kernels.providers import load_provider, ops_of
 from pagebench.properties import contracts
+from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.reference.dtypes import FLOAT16
 from pagebench.reference.problem import Problem
@@ -224,3 +225,15 @@ def test_the_table_has_a_column_for_it() -> None:
         line = cells(Row("triton", workload, Verdict("passed", "interpreter"), None, None, found), None)
         shown[found] = line[HEAD.index("traffic")]
     assert list(shown.values()) == ["n/a", "n/a", "error"]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "interleaved"])
+@pytest.mark.parametrize("provider", SCRATCH)
+def test_merging_does_not_read_the_out_of_a_side_without_keys(provider: str, layout: str) -> None:
+    problem: Any = MergeRecipe(num_tokens=9, num_heads=2, empty="either", layout=layout).build()
+    with trace(provider_of(provider), races=False, uninitialised=False) as launches:
+        contracts.check(provider_of(provider), problem)
+    row = problem.head_size * problem.out_a.itemsize
+    for side in "ab":
+        there = int(np.isfinite(getattr(problem, f"lse_{side}")).sum())
+        assert requested_bytes(launches, only=(f"out_{side}",)) == there * row

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pagebench.kernels.providers import load_provider
+from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.reference import error_bounds
 from pagebench.reference import paged_attention as attention
 from pagebench.reference.block_copy import CopyBlocks, copy_blocks_
@@ -315,3 +316,15 @@ def test_torch_knows_every_dtype_of_a_block() -> None:
     assert all(map(triton_arrays.knows, MOVED_DTYPES))
     with pytest.raises(ValueError, match="torch has"):
         triton.to_device(np.zeros((2, 2), np.dtype(np.float32).newbyteorder()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_size", [64, 300])
+@pytest.mark.parametrize("group", [1, 2, 3, 17, 65])
+def test_tiles_have_rows_that_a_tensor_core_takes(dtype: str, head_size: int, group: int) -> None:
+    """A power of two, and in 16 bits at least the 16 rows of an instruction, which the interpreter does not ask for."""
+    problem: Any = AttentionRecipe(dtype=dtype, head_size=head_size, group=group).build().on(load_provider("triton"))
+    tiles = paged_attention_triton._Tiles
+    for each in (tiles.short(problem, None), tiles.long(problem, None, None)):
+        assert each.rows & (each.rows - 1) == 0
+        assert dtype == "float32" or each.rows >= 16
