@@ -104,12 +104,21 @@ def _views(provider: Any, room: Any, arrays: Mapping[str, Array], distance: str)
     views = {}
     for i, (name, array) in enumerate(arrays.items()):
         assert array[0].nbytes <= BETWEEN, f"{name} has rows of {array[0].nbytes} bytes"
-        inner = [int(np.prod(array.shape[axis + 1 :])) for axis in range(1, array.ndim)]
-        layout = (array.shape, (_apart(array, distance), *inner), i * BETWEEN // array.itemsize)
-        bits = as_bits(array)
-        provider.as_strided(room, bits.dtype, *layout)[...] = provider.to_device(bits)
-        views[name] = provider.as_strided(room, array.dtype, *layout)
+        strides = (_apart(array, distance), *contiguous_strides(array)[1:])
+        views[name] = strided_copy(provider, room, array, strides, i * BETWEEN // array.itemsize)
     return views
+
+
+def contiguous_strides(array: Array) -> tuple[int, ...]:
+    """Strides in elements that an array of this shape has without gaps."""
+    return tuple(int(np.prod(array.shape[axis + 1 :])) for axis in range(array.ndim))
+
+
+def strided_copy(provider: Any, room: Any, array: Array, strides: tuple[int, ...], offset: int) -> Any:
+    """A copy of the host's `array` in `room`, uint8 of the provider; strides and offset in elements."""
+    bits, layout = as_bits(array), (array.shape, strides, offset)
+    provider.as_strided(room, bits.dtype, *layout)[...] = provider.to_device(bits)
+    return provider.as_strided(room, array.dtype, *layout)
 
 
 def _room(provider: Any, nbytes: int) -> Any:

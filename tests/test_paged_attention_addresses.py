@@ -5,24 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import PROVIDERS, supported
 
-from pagebench.kernels.providers import load_provider
 from pagebench.properties import contracts, far_blocks, probes, relations
+from pagebench.properties.far_blocks import contiguous_strides
 from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.properties.runs import Run, results_of
 from pagebench.reference import error_bounds
 from pagebench.reference.merge_states import MergeStates
 from pagebench.reference.placement import Placement, place
-
-PROVIDERS = ["triton", "cupy"]
-
-
-def supported(name: str) -> Any:
-    provider = load_provider(name)
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
-    return provider
 
 
 def spaced(array: Any) -> Any:
@@ -53,21 +45,13 @@ def check_far(
     placed = place(problem, provider).problem
     size = max(sum((n - 1) * s for n, s in zip(getattr(problem, f).shape, strides[f], strict=True)) for f in strides)
     room = far_blocks._room(provider, 4 * size + 2**18)
-    far: dict[str, Any] = {}
-    for i, (field, steps) in enumerate(strides.items()):
-        array = getattr(problem, field)
-        layout = (array.shape, steps, i * 2**14)
-        bits = np.dtype(f"u{array.itemsize}")
-        provider.as_strided(room, bits, *layout)[...] = provider.to_device(array.view(bits))
-        far[field] = provider.as_strided(room, array.dtype, *layout)
+    far = {
+        field: far_blocks.strided_copy(provider, room, getattr(problem, field), steps, i * 2**14)
+        for i, (field, steps) in enumerate(strides.items())
+    }
     placement = Placement(far_blocks._replaced(placed, far), (), provider)
     returned = getattr(provider, problem.op)(placement.problem, **(variant or {}))
     contracts.expectation(problem)(Run(results_of(provider, problem, placement, returned), ()))
-
-
-def compact(array: Any) -> list[int]:
-    """Strides of a contiguous array, in elements."""
-    return [int(np.prod(array.shape[axis + 1 :])) for axis in range(array.ndim)]
 
 
 @pytest.mark.parametrize("name", PROVIDERS)
@@ -80,7 +64,7 @@ def test_offsets_do_not_wrap_along_any_axis(name: str, axis: int, step: int) -> 
     problem = AttentionRecipe(head_size=16, group=3, num_kv_heads=3, block_size=3, sequences=((1, 8),)).build()
     strides = {}
     for field in ("key_cache", "value_cache", "query"):
-        steps = compact(getattr(problem, field))
+        steps = list(contiguous_strides(getattr(problem, field)))
         if axis - 4 + len(steps) >= 1:
             steps[axis - 4] = step
         strides[field] = tuple(steps)
@@ -98,7 +82,7 @@ def test_offsets_of_scales_slopes_and_sinks_do_not_wrap(name: str, given: str) -
     for axis in range(arrays["key_scale"].ndim):
         strides = {}
         for field, array in arrays.items():
-            steps = compact(array)
+            steps = list(contiguous_strides(array))
             steps[min(axis, array.ndim - 1)] = 2**30 + 2**12
             strides[field] = tuple(steps)
         check_far(supported(name), problem, strides)
@@ -167,7 +151,7 @@ def test_offsets_of_merging_do_not_wrap_along_any_axis(name: str, axis: int, ste
     problem = MergeRecipe(dtype="float32", num_heads=3, head_size=16).build()
     strides = {}
     for field in ("out_a", "out_b", "lse_a", "lse_b"):
-        steps = compact(getattr(problem, field))
+        steps = list(contiguous_strides(getattr(problem, field)))
         if axis < len(steps):
             steps[axis] = step
         strides[field] = tuple(steps)
@@ -181,7 +165,7 @@ def test_offsets_of_tables_and_of_sinks_of_several_splits_do_not_wrap(name: str,
     problem = dataclasses.replace(recipe, sinks=True).build()
     strides = {}
     for field in fields:
-        steps = compact(getattr(problem, field))
+        steps = list(contiguous_strides(getattr(problem, field)))
         steps[-1] = 2**30 + 2**12
         strides[field] = tuple(steps)
     check_far(supported(name), problem, strides, {"split": 16, "tile": 16})

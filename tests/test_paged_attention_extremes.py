@@ -5,20 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import PROVIDERS, supported
 
-from pagebench.kernels.providers import load_provider
 from pagebench.properties import contracts
 from pagebench.properties.merge_states_recipes import MergeRecipe
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
-
-PROVIDERS = ["triton", "cupy"]
-
-
-def supported(name: str) -> Any:
-    provider = load_provider(name)
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
-    return provider
 
 
 @pytest.mark.parametrize("name", PROVIDERS)

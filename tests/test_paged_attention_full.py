@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from backends import supported
 
 from pagebench.kernels.providers import load_provider
 from pagebench.properties import contracts, merge_states_relations, relations, strategies
@@ -173,9 +174,7 @@ MODIFIERS: dict[str, Any] = {"window": 6, "soft_cap": 1.0, "alibi": True, "sinks
 @pytest.mark.parametrize("pair", list(itertools.combinations(MODIFIERS, 2)), ids=" and ".join)
 def test_modifiers_in_every_pair(name: str, dtype: str, pair: tuple[str, str]) -> None:
     """Prefill and decode in one batch, several tiles and splits each."""
-    provider = load_provider(name)
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
+    provider = supported(name)
     chosen = {each: MODIFIERS[each] for each in pair}
     problem = problem_of(dtype=dtype, num_kv_heads=1, sequences=((1, 37), (5, 21), (0, 5), (2, 1)), **chosen)
     contracts.check(provider, problem, variant={"split": 16, "tile": 16})
@@ -190,9 +189,7 @@ def test_halves_with_a_window_or_alibi_make_the_whole(name: str, modifier: str, 
     The first half's window ends 21 keys earlier. Its ALiBi counts from 21 keys before the query's true position, which
     adds slope * 21 to its lse; its sink, which has no position, must be raised by as much.
     """
-    provider = load_provider(name)
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
+    provider = supported(name)
     before, behind, size = 40, 21, 4
     window = 45 if "window" in modifier else None
     alibi = "ALiBi" in modifier

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import supported
 
 from bench import _sass
 from bench._launch import CompiledLaunch
-from pagebench.kernels.providers import load_provider
 from pagebench.properties import contracts
 from pagebench.properties.paged_attention_recipes import AttentionRecipe
 from pagebench.reference.paged_attention import paged_attention
@@ -67,9 +67,7 @@ SIZES = {"small": (1e-7, 3), "mixed": (0.05, 3), "tiny": (1e-20, 10), "large": (
 @pytest.mark.parametrize("size", SIZES)
 def test_value_scales_of_any_size(name: str, dtype: str, size: str) -> None:
     """Also those that float16 does not hold, each alone or with a code; a result that it does not hold is infinite."""
-    provider = load_provider(name)
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
+    provider = supported(name)
     factor, orders = SIZES[size]
     rng = np.random.default_rng(1)
     for cache_dtype in ("int8", "float8_e5m2", "float8_e4m3fn"):
@@ -85,9 +83,7 @@ def test_value_scales_of_any_size(name: str, dtype: str, size: str) -> None:
 @pytest.mark.parametrize("name", ["triton", "cupy"])
 def test_a_value_that_float16_does_not_hold_may_have_a_small_weight(name: str) -> None:
     """code * scale is 448 * 1e4 there, and the result is a thousandth of it: no infinity on the way."""
-    provider = load_provider(name)
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
+    provider = supported(name)
     recipe = AttentionRecipe(head_size=32, sequences=((1, 2),), cache_dtype="float8_e4m3fn", kv_scale="slot", scale=1.0)
     problem: Any = recipe.build()
     blocks, offsets = problem.slots(0)
@@ -102,9 +98,7 @@ def test_a_value_that_float16_does_not_hold_may_have_a_small_weight(name: str) -
 @pytest.mark.parametrize("head_size", [33, 34])
 def test_rows_with_room_behind_them(head_size: int) -> None:
     """Rows of 48 bytes, which are aligned, hold heads of an odd and of an even number of codes."""
-    provider = load_provider("triton")
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
+    provider = supported("triton")
     problem = AttentionRecipe(head_size=head_size, group=2, sequences=((3, 40), (1, 33)), cache_dtype="int8").build()
     caches = {}
     for name in ("key_cache", "value_cache"):
@@ -116,9 +110,7 @@ def test_rows_with_room_behind_them(head_size: int) -> None:
 
 def test_a_single_head_may_have_any_stride() -> None:
     """An odd one, which no address depends on, and of which no half is a stride of pairs of codes."""
-    provider = load_provider("triton")
-    if provider.unavailable() is not None:
-        pytest.skip(str(provider.unavailable()))
+    provider = supported("triton")
     problem = AttentionRecipe(head_size=32, group=2, sequences=((1, 33),), cache_dtype="int8").build()
     cache = problem.value_cache
     odd = np.lib.stride_tricks.as_strided(cache, strides=(*cache.strides[:2], 33, 1))

@@ -54,6 +54,13 @@ def traced(provider: str, problem: Problem) -> list[LaunchTrace]:
     return launches
 
 
+def checked(provider: str, problem: Problem) -> list[LaunchTrace]:
+    """The same, and the result is right."""
+    with trace(provider_of(provider), races=False, uninitialised=False) as launches:
+        contracts.check(provider_of(provider), problem)
+    return launches
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less batch and fewer heads, never shorter, than for the figures that are stored."""
@@ -89,8 +96,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("provider", SCRATCH)
 def test_a_group_of_any_size_reads_k_and_v_once(provider: str, group: int, form: str) -> None:
     problem: Any = AttentionRecipe(group=group, sequences=((1, 100),), **FORMS[form]).build()
-    with trace(provider_of(provider), races=False, uninitialised=False) as launches:
-        contracts.check(provider_of(provider), problem)
+    launches = checked(provider, problem)
     read = requested_bytes(launches, only=("key_cache", "value_cache", "keys", "values"))
     times = 2 if form == "float32-256" and group > 64 else 1  # 128 KB of queries, for which sm_80 has no room
     assert read == times * 2 * 100 * problem.head_size * problem.key_cache.itemsize
@@ -231,8 +237,7 @@ def test_the_table_has_a_column_for_it() -> None:
 @pytest.mark.parametrize("provider", SCRATCH)
 def test_merging_does_not_read_the_out_of_a_side_without_keys(provider: str, layout: str) -> None:
     problem: Any = MergeRecipe(num_tokens=9, num_heads=2, empty="either", layout=layout).build()
-    with trace(provider_of(provider), races=False, uninitialised=False) as launches:
-        contracts.check(provider_of(provider), problem)
+    launches = checked(provider, problem)
     row = problem.head_size * problem.out_a.itemsize
     for side in "ab":
         there = int(np.isfinite(getattr(problem, f"lse_{side}")).sum())
