@@ -14,9 +14,8 @@ from pagebench.properties.runs import NotExercised, Run, run
 from pagebench.reference import error_bounds
 from pagebench.reference.block_copy import CopyBlocks, SwapBlocks
 from pagebench.reference.block_copy_gather import GatherKV
-from pagebench.reference.block_copy_quantise import LIMITS
 from pagebench.reference.block_copy_write import WriteKV
-from pagebench.reference.dtypes import FLOAT16, INT32, INT64, Array, to_float64, unit_roundoff
+from pagebench.reference.dtypes import CODE_LIMITS, FLOAT16, INT32, INT64, Array, to_float64, unit_roundoff
 
 Variant = dict[str, Any] | None
 MOST_COPIED = 8  # blocks: what a copy costs on a CPU grows with the square
@@ -158,7 +157,7 @@ def _assert_nearest(name: str, rows: Array, back: Array, scale: Array, dtype: np
     """`back` is within half a step of the cache's format, and a rounding of the row's type, of the row saturated."""
     with np.errstate(all="ignore"):
         x, y = to_float64(rows), to_float64(back)
-        low, high = LIMITS[dtype]
+        low, high = CODE_LIMITS[dtype]
         nan = np.isnan(x)
         expected = np.clip(np.where(nan, 0, x), low * scale, high * scale)
         if dtype.kind == "i":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.reference.dtypes import (
+    CODE_LIMITS,
     FLOAT8_E4M3FN,
     FLOAT8_E5M2,
     FLOAT32,
@@ -20,8 +21,6 @@ from pagebench.reference.dtypes import (
 )
 from pagebench.reference.validation import require, require_all
 
-# (lowest, highest) stored number. A computed scale maps a row's largest magnitude to the highest.
-LIMITS = {FLOAT8_E4M3FN: (-448.0, 448.0), FLOAT8_E5M2: (-57344.0, 57344.0), INT8: (-128.0, 127.0)}
 NAN_CODES = {FLOAT8_E4M3FN: 0x7F, FLOAT8_E5M2: 0x7F, INT8: 0}
 
 
@@ -30,7 +29,7 @@ def quantise(rows: Array, scale: Any, dtype: np.dtype[Any]) -> Array:
 
     `scale` is float32 and broadcasts against `rows`; None divides by nothing.
     """
-    low, high = (np.float32(limit) for limit in LIMITS[dtype])
+    low, high = (np.float32(limit) for limit in CODE_LIMITS[dtype])
     with np.errstate(all="ignore"):
         quotient: Array = rows.astype(FLOAT32)
         if scale is not None:
@@ -47,7 +46,7 @@ def row_scales(rows: Array, dtype: np.dtype[Any]) -> Array:
     """float32 [..., 1 head_size less]: RN32(largest magnitude of the row / highest stored number), 1 for a zero row."""
     with np.errstate(all="ignore"):
         largest = np.abs(rows.astype(FLOAT32)).max(axis=-1)
-        return np.where(largest == 0, FLOAT32.type(1), largest / FLOAT32.type(LIMITS[dtype][1]))
+        return np.where(largest == 0, FLOAT32.type(1), largest / FLOAT32.type(CODE_LIMITS[dtype][1]))
 
 
 def dequantise(stored: Array, scale: Any, dtype: np.dtype[Any]) -> Array:

@@ -20,6 +20,8 @@ UINT8 = np.dtype(np.uint8)
 
 COMPUTE_DTYPES = (FLOAT16, BFLOAT16, FLOAT32)
 QUANTISED_DTYPES = (FLOAT8_E4M3FN, FLOAT8_E5M2, INT8)
+# (lowest, highest) stored number of a quantised dtype.
+CODE_LIMITS = {FLOAT8_E4M3FN: (-448.0, 448.0), FLOAT8_E5M2: (-57344.0, 57344.0), INT8: (-128.0, 127.0)}
 # What a block that is only moved may hold: the numbers that both NumPy and device libraries have, in native byte order.
 MOVED_DTYPES = frozenset(
     [*map(np.dtype, "?bhilqBHILQefdFD"), BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2]
@@ -44,8 +46,8 @@ def half_smallest_subnormal(dtype: np.dtype[Any]) -> float:
 
 
 def largest_code(dtype: np.dtype[Any]) -> float:
-    """The largest magnitude of a code of a quantised dtype: 448 of e4m3fn, 57344 of e5m2, 128 of int8."""
-    return 128.0 if dtype == INT8 else float(ml_dtypes.finfo(dtype).max)
+    """The largest magnitude of a code of a quantised dtype."""
+    return -CODE_LIMITS[dtype][0]
 
 
 def round_to(values: Array, dtype: np.dtype[Any]) -> Array:
