@@ -36,8 +36,8 @@ constexpr int MERGED_WARPS = 4;  // whose results are in shared memory at a time
 
 // partials, states: Scratch. Dynamic shared memory: query tile, tiles of K and V, 2 * tile slots, factors; at the end,
 // the warps' partial results. tile1, 2, 4: keys of a tile where 1, 2 or more warps share out the rows, multiples of 16,
-// at most THREADS. scale, value_factor: of all scores and values. cap, inverse_cap: as in Scoring. window: NO_WINDOW for
-// none.
+// at most THREADS. scale, value_factor: of all scores and values. cap, inverse_cap: as in Scoring. window: NO_WINDOW
+// for none.
 // Bits of `flags`: 0 causal; 1 to 4 whether alibi_slopes, sinks, key_scales, value_scales are there to be read; 5 some
 // scale is of a slot; 6 the caches, 7 the query are accessed 16 bytes at a time.
 template <typename Warp, typename T = typename Warp::Element>
@@ -52,8 +52,8 @@ paged_attention(T* out, float* lse, float* partials, State* states, const int* s
                 long long key_scale_block, long long key_scale_slot, long long key_scale_head,
                 const float* value_scales, long long value_scale_block, long long value_scale_slot,
                 long long value_scale_head, long long token_slots, long long seq_slots, long long head_slots,
-                float scale, float value_factor, float cap, float inverse_cap, unsigned window, int flags, int format, int head_size,
-                int block_size, int num_seqs, int num_kv_heads, int group, int row_warps, int split_keys,
+                float scale, float value_factor, float cap, float inverse_cap, unsigned window, int flags, int format,
+                int head_size, int block_size, int num_seqs, int num_kv_heads, int group, int row_warps, int split_keys,
                 int max_splits, int parts, int tile1, int tile2, int tile4) {
   constexpr int D = Warp::HEAD, MERGED = D + MERGE_PAD, THREADS = Warp::THREADS;
   const Sequences sequences = {seq_lens,   length_stride, query_start, start_stride, num_seqs,         group,

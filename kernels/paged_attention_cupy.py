@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from pagebench.kernels.cupy_launch import C_TYPES, Device, aligned16, ceil_div, strides_of
+from pagebench.reference.paged_attention import MAX_KEYS
 from pagebench.reference.validation import require, require_option
 
 SOURCE = "paged_attention.cu"
@@ -65,7 +66,6 @@ CHUNKS = {2: 16, 4: 8}  # keys that a warp takes at a time, by the query's bytes
 SHARED_BYTES = {64: 54 * 1024, 128: 73 * 1024, 256: 110 * 1024}
 ANY_SHARED, MOST_SHARED = 99 * 1024, 227 * 1024  # of a program, on any GPU and on sm_90 and sm_100
 STATIC_BYTES, STATIC_ROW_BYTES = 64, 16  # of shared memory: of any program, and of each of its rows
-MAX_KEYS = 1 << 30  # of a split
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,8 @@ class MmaWarp {
   }
 
   // Weights times the factors of their values, which may be anything that float32 holds. So they are rounded to
-  // bfloat16, which is what values then are too (`decode`); for queries in float16, which are more precise, to the sum of
-  // two numbers of it.
+  // bfloat16, which is what values then are too (`decode`); for queries in float16, which are more precise, to the sum
+  // of two numbers of it.
   __device__ static void apply_factors(int lane, const float2* factors, float (&s)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

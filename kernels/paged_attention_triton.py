@@ -63,7 +63,7 @@ from pagebench.kernels.paged_attention_scores_triton import (
 )
 from pagebench.kernels.triton_arrays import numpy_dtype, vector_elements
 from pagebench.reference.dtypes import FLOAT32
-from pagebench.reference.paged_attention import PagedAttention
+from pagebench.reference.paged_attention import MAX_KEYS, PagedAttention
 from pagebench.reference.validation import require_option
 
 SPLIT = 512  # keys: 1 x 32k and 8 x 4k of 8 KV heads both give 512 programs, 3.9 for each of 132 SMs
@@ -83,7 +83,6 @@ SCALED_REGISTERS = 168
 # and spills up to 58; for long sequences in eight warps with 128 columns on sm_100 ten; with 224 eight on sm_80.
 ALL_REGISTERS = 255
 MAX_STAGES = 8
-MAX_KEYS = 1 << 30  # of a split
 MIN_TILE, MAX_TILE = 16, 128  # keys per tile; 16 is the depth of a tensor core instruction in P V
 MIN_COLUMNS, MAX_COLUMNS = 16, 256  # head elements per program; 16 is the depth of a tensor core instruction in Q K^T
 PARTS = 16  # splits that `combine_kernel` reads at a time
@@ -536,9 +535,12 @@ class _Tiles:
         # 64 rows of 256 columns, in four warps, spill 90 times on sm_80; with codes 128 columns do, 72 times.
         wide = not float32 and rows > 32 and columns > (WIDE_COLUMNS if codes else 128)
         if not float32 and rows > MIN_DOT_ROWS:
-            stages = LONG_STAGES if wide and _scaled(problem) else STAGES  # with five sm_80 spills 39 times
-            stages = PADDED_STAGES if wide and codes and query.shape[2] < columns == 128 else stages
-            return cls(rows, tile or keys, columns, stages, WIDE_WARPS if wide else WARPS, ALL_REGISTERS)
+            if not wide:
+                return cls(rows, tile or keys, columns, STAGES, WARPS, ALL_REGISTERS)
+            stages = LONG_STAGES if _scaled(problem) else STAGES  # with five sm_80 spills 39 times
+            if codes and query.shape[2] < columns == 128:
+                stages = PADDED_STAGES
+            return cls(rows, tile or keys, columns, stages, WIDE_WARPS, ALL_REGISTERS)
         return cls(rows, tile or keys, columns, STAGES, WARPS, SCALED_REGISTERS if _scaled(problem) else 0)
 
     @classmethod
@@ -567,16 +569,17 @@ class _Tiles:
         query = problem.query
         if query.shape[2] > MAX_COLUMNS:
             return cls._in_parts(query, rows or PART_ROWS, tile)
+        columns = _columns(query)
         if query.element_size() == 4:
             keys = _keys(query, LONG_FLOAT32_TILE_BYTES)
-            return cls(rows or MAX_ROWS_FLOAT32, tile or keys, _columns(query), LONG_STAGES)
-        warps = WIDE_WARPS if _columns(query) > WIDE_COLUMNS else WARPS
+            return cls(rows or MAX_ROWS_FLOAT32, tile or keys, columns, LONG_STAGES)
+        warps = WIDE_WARPS if columns > WIDE_COLUMNS else WARPS
         rows = rows or (SCALED_ROWS if _scaled(problem) else MAX_ROWS)
         codes = problem.key_cache.dtype in FORMATS
-        stages = PADDED_STAGES if codes and query.shape[2] < _columns(query) == 128 else LONG_STAGES
+        stages = PADDED_STAGES if codes and query.shape[2] < columns == 128 else LONG_STAGES
         keys = min(MAX_LONG_CODE_TILE if codes else MAX_LONG_TILE, _keys(query, LONG_TILE_BYTES))
         registers = ALL_REGISTERS if warps > WARPS or _scaled(problem) else 0
-        return cls(rows, tile or keys, _columns(query), stages, warps, registers)
+        return cls(rows, tile or keys, columns, stages, warps, registers)
 
     def launch(self, num_warps: int | None, num_stages: int | None) -> dict[str, int]:
         """Warps and stages, as asked for or as they are best, and the registers that the best warps have."""

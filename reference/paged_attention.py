@@ -280,9 +280,9 @@ def sequences(problem: PagedAttention) -> Iterator[Scores]:
 
 def _scores(problem: PagedAttention, seq: int, rows: slice) -> Scores:
     first = problem.first_visible(seq)
-    codes = _gather(problem, seq, problem.key_cache, None)
-    key = codes if problem.key_scale is None else _gather(problem, seq, problem.key_cache, problem.key_scale)
-    value = _gather(problem, seq, problem.value_cache, problem.value_scale)
+    codes = _gather(problem, seq, problem.key_cache)
+    key = _scaled(problem, seq, codes, problem.key_scale)
+    value = _scaled(problem, seq, _gather(problem, seq, problem.value_cache), problem.value_scale)
     query = to_float64(problem.query[rows])
     scores = problem.scale * np.einsum("rhd,khd->hrk", query, key)
     dot = abs(problem.scale) * np.einsum("rhd,khd->hrk", abs(query), abs(key))
@@ -313,14 +313,19 @@ def _require_sums(seq: int, query: Array, key: Array, value: Array) -> None:
     require(not total > np.finfo(FLOAT32).max, "value_cache", f"{rule} in sequence {seq}", float(total))
 
 
-def _gather(problem: PagedAttention, seq: int, cache: Array, scale: Any) -> Array:
+def _gather(problem: PagedAttention, seq: int, cache: Array) -> Array:
     """float64 [keys, num_query_heads, head_size]: a sequence's keys or values, each KV head repeated for its group."""
-    blocks, offsets = problem.slots(seq)
-    rows = to_float64(cache[blocks, offsets])
-    if scale is not None:
-        factor = np.asarray(scale).astype(np.float64)
-        rows = rows * (factor[blocks, offsets][:, :, None] if factor.ndim == 3 else factor.reshape(-1, 1))
-    return np.repeat(rows, problem.group, axis=1)
+    return np.repeat(to_float64(cache[problem.slots(seq)]), problem.group, axis=1)
+
+
+def _scaled(problem: PagedAttention, seq: int, rows: Array, scale: Any) -> Array:
+    """Gathered rows times their scale, of all, of each KV head or of each slot; as they are without one."""
+    if scale is None:
+        return rows
+    factor = np.asarray(scale).astype(np.float64)
+    of_heads = factor[problem.slots(seq)] if factor.ndim == 3 else np.broadcast_to(factor, problem.num_kv_heads)
+    scaled: Array = rows * np.repeat(of_heads, problem.group, axis=-1)[..., None]
+    return scaled
 
 
 def paged_attention(problem: PagedAttention) -> tuple[Array, Array]:
